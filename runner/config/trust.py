@@ -59,7 +59,7 @@ STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 #: variables for hydra.job.env_set; others make programs load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
 VARIABLES = re.compile(
     r"(OMP|MKL|OPENBLAS|NUMEXPR)_\w+|CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|CUBLAS_WORKSPACE_CONFIG|NCCL_DEBUG"
-    r"|PYTORCH_\w*ALLOC_CONF|TOKENIZERS_PARALLELISM|MLFLOW_TRACKING_\w+|RUNNER_JOB"
+    r"|PYTORCH_\w*ALLOC_CONF|TOKENIZERS_PARALLELISM|MLFLOW_TRACKING_\w+"
 )
 RERUN = "rerun"
 #: the defaults of a rerun.yaml

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
 from runner.errors import without_password
+from runner.experiment.context import Membership, RunContext
 from runner.experiment.provenance import NOTE, described, user_tags
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import short
@@ -75,7 +76,7 @@ class Parent:
         own = OmegaConf.select(first, "tracking.experiment") or OmegaConf.select(first, "data.name")
         experiment = next(starts, None) or str(own or first.hydra.runtime.choices.get("data"))
         directory = short(sweep.folder)
-        self.assigned = {"sweep": directory, "uid": sweep.uid, "experiment": experiment, "publishes": not self._follows}
+        self.context = RunContext(member=Membership(directory, sweep.uid, experiment, "", publishes=not self._follows))
         overrides = " ".join(map(without_password, sweep.overrides))
         self._journal.event(
             "start",

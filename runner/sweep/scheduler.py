@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from runner.device import Hardware
 from runner.errors import first_line
+from runner.experiment.context import RunContext
 from runner.experiment.summary import FILE, Summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
-from runner.sweep.jobs.run_job import ALONE, Assignment
+from runner.sweep.jobs.prepare import DevicesFor, PreparedJob, in_name_of
+from runner.sweep.jobs.run_job import ALONE
 from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.sweep.terminal import Table
@@ -83,7 +84,7 @@ class Launcher(Protocol):
         """Prepare for jobs on these devices. pool: The sweep's, which a launcher may use for its jobs."""
         ...
 
-    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, context: RunContext) -> str | None:
         """Start the job and return its device, or None without a free slot; called again later."""
         ...
 
@@ -105,7 +106,7 @@ class Scheduler:
     """Starts the jobs of a source in the slots of a launcher.
 
     Attributes:
-        assigned: Fields of every job's Assignment.
+        context: Of every job, apart from its name.
         publisher: Sends the jobs' journals (None: each job has its own, or tracking is off).
         running: By the number of a group's first job.
     """
@@ -115,7 +116,7 @@ class Scheduler:
     source: JobSource
     launcher: Launcher
     table: Table
-    assigned: dict[str, Any]
+    context: RunContext
     publisher: Publisher | None = None
     waiting: list[PreparedJob] = field(default_factory=list)
     running: dict[int, PreparedJob] = field(default_factory=dict)
@@ -165,8 +166,8 @@ class Scheduler:
     def _start(self) -> None:
         while True:
             for prepared in list(self.waiting):
-                assigned = Assignment(name=prepared.job.name, **self.assigned, **prepared.assigned)
-                device = self.launcher.start(prepared, assigned)
+                context = replace(in_name_of(self.context, prepared.job), trial=prepared.trial)
+                device = self.launcher.start(prepared, context)
                 if device is not None:
                     self._note_start(prepared, device)
             fresh = self.source.next(len(self.waiting))

@@ -149,7 +149,7 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
                 terminal.plan(table, sweep, prepared, slots=capacity.words, search=plan.says)
                 with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                     publisher = parent.publisher if launcher.follows else None
-                    scheduler = Scheduler(sweep, book, source, launcher, table, parent.assigned, publisher)
+                    scheduler = Scheduler(sweep, book, source, launcher, table, parent.context, publisher)
                     limits = {name: config.sweep[name] for name in ("grace_seconds", "max_seconds")}
                     with _reporting_full_disk(sweep):
                         scheduler.run(stop, **limits)

@@ -40,7 +40,7 @@ def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
     jobs = [PreparedJob(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
     for left, sweep.max_seeds in ((jobs, None), (jobs[1:], 16), ([], 64)):
         with Parent.open(sweep, config("wine"), left, follows=True) as parent:
-            assert parent.assigned["experiment"] == "iris"
+            assert parent.context.member.experiment == "iris"
     starts = [event for event in read_events(sweep.folder) if event["kind"] == "start"]
     assert [event["experiment"] for event in starts] == ["iris"] * 3
     assert [event["tags"].get("max_seeds") for event in starts] == [None, "16", "64"]  # `compare ID` uses the tag
@@ -59,7 +59,7 @@ def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypat
     assert [event["kind"] for event in events] == ["start", "tags", "artifact", "artifact", "artifact", "end"]
     notes = [event["tags"]["mlflow.note.content"] for event in events[:2]]
     assert notes[0].startswith("ours\n\nA sweep") and notes[1].startswith("ours\n\n") and "A sweep" in notes[1]
-    assert events[0]["uid"] == parent.assigned["uid"] and origin.store_of(sweep.folder) == ""
+    assert events[0]["uid"] == parent.context.member.uid and origin.store_of(sweep.folder) == ""
 
 
 LOSS_AND_SPEED = (

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from runner.errors import Problem, RunnerError
+from runner.experiment.context import Membership, RunContext
 from runner.sweep import scheduler
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
@@ -20,7 +21,7 @@ from runner.sweep.scheduler import Rounds, Scheduler, settle
 from runner.sweep.terminal import Table
 from runner.training.signals import Stop
 
-ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}
+CONTEXT = RunContext(member=Membership("s", "u", "e", ""))
 
 
 class FakeLauncher:
@@ -30,13 +31,13 @@ class FakeLauncher:
         self.folder, self.free, self.ends, self.arriving = folder, list(devices), deque(ends), deque(arriving)
         self.taken, self.log = {}, []
 
-    def start(self, prepared, assigned):
+    def start(self, prepared, context):
         device = next((name for name in prepared.devices if name in self.free), None)
         if device is not None:
             self.free.remove(device)
             self.taken[prepared.job.number] = device
             self.log.append(f"{prepared.job.number} on {device}")
-            assert assigned.name == prepared.job.name
+            assert context.member.name == prepared.job.name
         return device
 
     def ended(self, seconds):
@@ -78,7 +79,7 @@ def run(tmp_path):
             book.begin(sweep)
             for one in jobs:
                 book.plan(one.job)
-            scheduler = Scheduler(sweep, book, Rounds(jobs), launcher, table, ASSIGNED, publisher)
+            scheduler = Scheduler(sweep, book, Rounds(jobs), launcher, table, CONTEXT, publisher)
             scheduler.source = source(scheduler) if source else scheduler.source
             scheduler.run(stop or Stop(), **{"grace_seconds": 60.0} | limits)
         return launcher.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()

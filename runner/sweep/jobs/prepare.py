@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -20,9 +20,13 @@ from runner.config.schema import GridKeys
 from runner.config.validate import setting_problems
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Problem, RunnerError, first_line, refuse, without_password
+from runner.experiment.context import RunContext
 from runner.experiment.directory import Run
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
+
+if TYPE_CHECKING:
+    from runner.training.observer import Trial
 
 #: keys of the sweep, not of a job
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
@@ -52,7 +56,7 @@ class PreparedJob:
     policy: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # that it may use; () for other machines
     missing: Problem | None = None
-    assigned: dict[str, Any] = field(default_factory=dict)  # fields of only this job's Assignment
+    trial: Trial | None = None  # of a search: may be pruned
     others: tuple[PreparedJob, ...] = ()  # the other members of its group, see sweep.jobs.together
     num_groups: int = 0  # in the sweep
 
@@ -60,6 +64,12 @@ class PreparedJob:
     def jobs(self) -> tuple[Job, ...]:
         """This job and the other members."""
         return (self.job, *(other.job for other in self.others))
+
+
+def in_name_of(context: RunContext, job: Job) -> RunContext:
+    """Return the context of a member of the sweep with this job's name."""
+    assert context.member is not None
+    return replace(context, member=replace(context.member, name=job.name))
 
 
 def grid_params(config: DictConfig) -> Mapping[str, Any]:

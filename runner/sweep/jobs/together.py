@@ -70,7 +70,7 @@ def _size(count: int, batch: str | int, num_slots: int) -> int:
 
 
 def _why_alone(job: PreparedJob) -> str:
-    if job.assigned or not job.devices:
+    if not job.devices:
         return "their devices are not seen from here"
     return rules.why_not(job.config, {"is_member": True})
 

@@ -23,9 +23,9 @@ from runner.device.choose import explained
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import memory_left
 from runner.device.unavailable import why_not
+from runner.experiment.context import RunContext
 from runner.experiment.directory import CONSOLE
-from runner.sweep.jobs.prepare import PreparedJob
-from runner.sweep.jobs.run_job import VARIABLE, Assignment
+from runner.sweep.jobs.prepare import PreparedJob, in_name_of
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 
@@ -200,7 +200,7 @@ class Slots:
         self._single: set[int] = set()  # numbers of jobs that are not a group
 
     def setup(self, context: Any, config: DictConfig) -> None:
-        self._context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
+        self._hydra_context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
         self._slots = {kind: int(config.sweep.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
         self._grace_seconds = float(config.sweep.grace_seconds)
         self._cpu_threads = config.backends.cpu.num_threads
@@ -223,7 +223,7 @@ class Slots:
         of_jobs = [str(slot) for slot in self._order if not slot.for_groups]
         return Capacity(", ".join(of_jobs) or "none", len(of_jobs), partial(num_groups, self._order))
 
-    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, context: RunContext) -> str | None:
         """Start the job and return its device, or None without a free slot."""
         busy = self._busy.values()
         free = [slot for slot in self._order if slot not in busy]
@@ -234,26 +234,25 @@ class Slots:
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         self._busy[number] = slot
         choice = choice_at(slot, prepared.policy)
-        assigned = replace(assigned, device=choice.device, device_reason=choice.reason, device_here=choice.local)
+        context = replace(context, device=choice)
         members = (prepared, *prepared.others)
         for member in members:
             self._share_memory(member.config, slot)
         if prepared.others:
-            each = [(member.config, replace(assigned, name=member.job.name).as_text()) for member in members]
+            each = [(member.config, in_name_of(context, member.job)) for member in members]
             at_a_time = min(self._groups.get(slot.device, 1), prepared.num_groups)
             shares = (at_a_time, max(1, num_usable_cpus() // at_a_time))
-            function, payload = "run_pickled_together", pickle.dumps((each, self._context, shares))
+            function, payload = "run_pickled_together", pickle.dumps((each, self._hydra_context, shares))
         else:
             self._single.add(number)
-            function, payload = "run_pickled", pickle.dumps((prepared.config, self._context))
-        visible = environment_of(slot, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+            function, payload = "run_pickled", pickle.dumps((prepared.config, self._hydra_context, context))
         self._pool.start(
             Request(
                 number,
                 f"runner.sweep.jobs.run_job:{function}",
                 payload,
                 str(folder / CONSOLE),
-                {VARIABLE: assigned.as_text(), **visible},
+                environment_of(slot, visible=os.environ.get("CUDA_VISIBLE_DEVICES")),
                 self._grace_seconds,
             )
         )

@@ -26,9 +26,9 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
+from runner.experiment.context import RunContext
 from runner.experiment.directory import CONSOLE
 from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
-from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.ray_worker import Arrival, Home, Site, files_in, write_files
@@ -79,7 +79,7 @@ class RayCluster:
         self._is_killing = False
 
     def setup(self, context: Any, config: DictConfig) -> None:
-        self._context = context
+        self._hydra_context = context
         self._gpu_slots = int(config.sweep.slots.cuda)
         self._grace_seconds = float(config.sweep.grace_seconds)
         self._folder = Path(config.hydra.sweep.dir).absolute()
@@ -97,7 +97,7 @@ class RayCluster:
         demands = [f"; a job on {name} takes {in_words(self.demand(name))}" for name in sorted(devices)]
         return Capacity(f"Ray {self._where}: {cluster}{''.join(demands)}")
 
-    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
+    def start(self, prepared: PreparedJob, context: RunContext) -> str | None:
         """Request an actor from Ray, and start the job in it once it runs."""
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         stay = self._stays.get(number)
@@ -115,7 +115,7 @@ class RayCluster:
             stay.problem = f"Ray gave it no place: {_line_of(error)}"
             return stay.device
         files = {} if stay.arrival.folder is None else files_in(folder)
-        stay.promise = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), files)
+        stay.promise = stay.actor.run.remote(self._request(prepared, context, stay.arrival), files)
         return f"{stay.device} at {self._name_of(stay.arrival)}"
 
     def ended(self, seconds: float) -> list[Ended]:
@@ -211,7 +211,7 @@ class RayCluster:
         actor = self.actor(Site, demand, self._home, environment)
         return Stay(folder, device, actor, actor.arrived.remote())
 
-    def _request(self, prepared: PreparedJob, assigned: Assignment, arrival: Arrival) -> Request:
+    def _request(self, prepared: PreparedJob, context: RunContext, arrival: Arrival) -> Request:
         folder, config = self._folder / prepared.job.folder_name, prepared.config
         if arrival.folder is not None:
             folder, config = Path(arrival.folder), config.copy()
@@ -219,13 +219,15 @@ class RayCluster:
             # the study is in the user's files, which this machine does not share: no trial is pruned here
             # the sweep publishes to a file of the user, once the job's files are back
             is_file = config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri))
-            assigned = replace(assigned, study=None, publishes=assigned.publishes and not is_file)
+            assert context.member is not None
+            publishes = context.member.publishes and not is_file
+            context = replace(context, trial=None, member=replace(context.member, publishes=publishes))
         return Request(
             prepared.job.number,
             "runner.sweep.jobs.run_job:run_pickled",
-            pickle.dumps((config, self._context)),
+            pickle.dumps((config, self._hydra_context, context)),
             str(folder / CONSOLE),
-            variables_of(OmegaConf.to_yaml(config), os.environ) | {VARIABLE: assigned.as_text()},
+            variables_of(OmegaConf.to_yaml(config), os.environ),
             self._grace_seconds,
         )
 

@@ -6,7 +6,6 @@ It reads the settings of Hydra's plugin for submitit. Queue is in the sweep's pr
 from __future__ import annotations
 
 import importlib.util
-import os
 import pickle
 import shlex
 import shutil
@@ -14,6 +13,7 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from runner.config.packages import not_installed
 from runner.device import Hardware
 from runner.errors import Problem, RunnerError
+from runner.experiment.context import RunContext
 from runner.experiment.directory import CONSOLE
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.prepare import PreparedJob
-from runner.sweep.jobs.run_job import VARIABLE, Assignment, run_composed, task
+from runner.sweep.jobs.run_job import run_composed, task
 from runner.sweep.launchers.local import Capacity, anywhere
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.version import python_path
@@ -64,11 +65,11 @@ class Queue:
     def __init__(self, context: Any, config: DictConfig) -> None:
         """Raises: RunnerError if submitit or Slurm is not installed here."""
         check_installed(config)
-        self._context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
+        self._hydra_context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
         settings: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
         del settings["_target_"]
         self._settings: dict[str, Any] = settings
-        self._batch: list[tuple[PreparedJob, Assignment]] = []
+        self._batch: list[tuple[PreparedJob, RunContext]] = []
         self._jobs: dict[int, Any] = {}  # submitit's, by our number
         self._done_at: dict[int, float] = {}
         self._folders: dict[int, Path] = {}
@@ -78,8 +79,8 @@ class Queue:
     def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
         return Capacity("Slurm's queue, by submitit")
 
-    def start(self, prepared: PreparedJob, assigned: Assignment) -> str | None:
-        self._batch.append((prepared, assigned))
+    def start(self, prepared: PreparedJob, context: RunContext) -> str | None:
+        self._batch.append((prepared, context))
         self._folders[prepared.job.number] = self._folder / prepared.job.folder_name
         return str(OmegaConf.select(prepared.config, "device"))
 
@@ -104,7 +105,7 @@ class Queue:
         if self._jobs:
             self.stop(signal.SIGKILL)
 
-    def _submit(self, batch: list[tuple[PreparedJob, Assignment]], *, on_cpu: bool) -> str:
+    def _submit(self, batch: list[tuple[PreparedJob, RunContext]], *, on_cpu: bool) -> str:
         """Submit an array of jobs. Returns why Slurm refuses them, or ""."""
         import submitit  # an optional dependency, see check_installed()
         from submitit.core.utils import FailedJobError
@@ -123,8 +124,8 @@ class Queue:
                 executor = submitit.AutoExecutor(settings.pop("submitit_folder"), cluster="slurm", **limits)
                 parameters = {name if name in COMMON else f"slurm_{name}": value for name, value in settings.items()}
                 executor.update_parameters(**parameters)
-                payloads = [pickle.dumps((prepared.config, self._context)) for prepared, _ in batch]
-                jobs = executor.map_array(QueuedJob(), payloads, [assigned.as_text() for _, assigned in batch])
+                payloads = [pickle.dumps((each.config, self._hydra_context, context)) for each, context in batch]
+                jobs = executor.map_array(QueuedJob(), payloads)
         except FailedJobError as error:
             return " ".join(str(error).replace("sbatch: error: ", "").split()) or "sbatch failed, and said nothing"
         self._jobs |= dict(zip([prepared.job.number for prepared, _ in batch], jobs, strict=True))
@@ -187,14 +188,13 @@ def check_installed(config: DictConfig) -> None:
 class QueuedJob:
     """The function that submitit calls in a job's process, and again if the scheduler restarts the job."""
 
-    def __call__(self, payload: bytes, assigned: str) -> None:
+    def __call__(self, payload: bytes) -> None:
         import submitit
 
-        config, context = pickle.loads(payload)  # from the sweep's process
-        os.environ[VARIABLE] = assigned
+        config, hydra_context, context = pickle.loads(payload)  # from the sweep's process
         with read_write(config), open_dict(config):
             config.hydra.job.id = submitit.JobEnvironment().job_id
-        run_composed(config, context, queued_task)
+        run_composed(config, hydra_context, partial(queued_task, context=context))
 
     def checkpoint(self, *job: Any) -> Any:
         """Return the same job, for submitit to queue it again."""
@@ -203,7 +203,7 @@ class QueuedJob:
         return submitit.helpers.DelayedSubmission(self, *job)
 
 
-def queued_task(cfg: DictConfig) -> Summary:
+def queued_task(cfg: DictConfig, *, context: RunContext) -> Summary:
     """Run a job under a scheduler. Before its time limit it saves its state, and is queued again if that is allowed."""
     signals: list[int] = []
     # submitit's handler queues the job again, and ends the process immediately
@@ -219,7 +219,7 @@ def queued_task(cfg: DictConfig) -> Summary:
     signal.signal(signal.SIGUSR2, end)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
     try:
-        summary = task(cfg)
+        summary = task(cfg, context=context)
     finally:
         signal.signal(signal.SIGUSR2, handler)
     if signals and summary.status == "killed" and callable(handler):

@@ -21,7 +21,7 @@ from runner.sweep.jobs.ledger import Job, kept
 from runner.sweep.jobs.prepare import OF_THE_STORE, PreparedJob
 from runner.sweep.scheduler import settle
 from runner.sweep.search.space import Space
-from runner.sweep.search.study import FILE, Pruning, Trials, make_study, open_storage, patiently
+from runner.sweep.search.study import FILE, Pruning, StudyTrial, Trials, make_study, open_storage, patiently
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -165,8 +165,8 @@ class Suggestions:
     def _prepared(self, job: Job) -> PreparedJob:
         prepared = self._context.prepare(job)
         if self._metric is not None:
-            study = str(self._context.sweep.folder / FILE)
-            prepared.assigned = {"study": study, "trial": job.number, "metric": self._metric}
+            path = str(self._context.sweep.folder / FILE)
+            prepared.trial = StudyTrial(path, job.number, metric=self._metric)
         return prepared
 
     def _conclude(self, job: Job, summary: Summary) -> None:

@@ -8,20 +8,12 @@ from runner.config import compose
 from runner.config.trust import check_folder
 from runner.device import Choice
 from runner.experiment import run
-from runner.experiment.context import RunContext
+from runner.experiment.context import Membership, RunContext
 from runner.sweep.jobs import run_together
-from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
+from runner.sweep.jobs.run_job import task
 from runner.sweep.launchers.slurm import link_console
 
-
-def assigned(**fields):
-    return Assignment("multirun/ä b", "uid", "digits", "model=mlp seed='1'", **fields)
-
-
-def test_an_assignment_passes_through_any_command_line():
-    given = assigned(device="cuda:1", device_reason='auto: 70 % free, "most"', study="sqlite:///x y.db", trial=3)
-    assert given.as_text().isalnum()
-    assert Assignment.from_text(given.as_text()) == given
+MEMBER = RunContext(member=Membership("multirun/ä b", "uid", "digits", "model=mlp seed='1'", publishes=False))
 
 
 def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
@@ -44,23 +36,21 @@ def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, c
     cfg = compose.composer([])(["tracking.enabled=false"])
     cfg.hydra.runtime.output_dir = str(own_folder)
     HydraConfig.instance().set_config(cfg)
-    monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
     monkeypatch.setattr(run, "run", end)
     del cfg.hydra
-    assert task(cfg).code == 1
+    assert task(cfg, context=MEMBER).code == 1
     summary = json.loads((own_folder / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"].startswith("SystemExit: it would end the program")
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeypatch, capfd):
+def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, capfd):
     cfg = compose.composer([])(["data=arrays", "data.path=nowhere.npz", "tracking.enabled=false", "model=mlp"])
     cfg.hydra.runtime.output_dir = str(own_folder / "3")
     HydraConfig.instance().set_config(cfg)
-    monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
     (own_folder / "3").mkdir()
     del cfg.hydra
-    summary = task(cfg)
+    summary = task(cfg, context=MEMBER)
     assert vars(summary) | {"hints": []} == json.loads((own_folder / "3/summary.json").read_text())
     assert summary.status == "failed" and "nowhere.npz" in summary.error and "help:" in summary.error
     assert "help:" in capfd.readouterr().out

@@ -23,10 +23,10 @@ from waiting import wait_for
 from warm_door import DOOR
 
 from runner.config.packages import install
+from runner.experiment.context import RunContext
 from runner.sweep.hydra_plugins import SLURM as SLURM_LAUNCHER
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import PreparedJob
-from runner.sweep.jobs.run_job import Assignment
 from runner.sweep.launchers import slurm
 from runner.sweep.launchers.process_pool import NotTakenError
 
@@ -72,7 +72,6 @@ def test_a_sweep_in_slurms_queue(empty_store, tmp_path):
         assert state == "killed" and error.startswith("Slurm says OUT_OF_MEMORY of job 1"), error
     for number in range(4):  # submitit's logs, which have the same name as the output of every job
         assert "sees" in (home / f"swept/{number}/console.log").read_text(), text
-    assert "RUNNER_JOB" not in text
     assert summary(home, 0)["run_id"], "it is not in MLflow"
     on_cpu, others = simulated_slurm.batches(slurm)
     assert "--gpus-per-node" not in on_cpu
@@ -123,7 +122,7 @@ def queue(monkeypatch, folder, map_array, **settings):
         def update_parameters(self, **parameters):
             self.parameters = parameters
 
-        def map_array(self, function, payloads, assigned):
+        def map_array(self, function, payloads):
             return map_array(self.parameters, [pickle.loads(payload)[0] for payload in payloads])
 
     monkeypatch.setattr(submitit, "AutoExecutor", Executor)
@@ -136,7 +135,7 @@ def queue(monkeypatch, folder, map_array, **settings):
 def start_job(queued, number, device):
     config = OmegaConf.create({"device": device})
     prepared = PreparedJob(Job(number, (), ""), config, (device,))
-    assert queued.start(prepared, Assignment("sweep", "1", "digits", "")) == device
+    assert queued.start(prepared, RunContext()) == device
     return config
 
 

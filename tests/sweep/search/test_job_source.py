@@ -19,7 +19,7 @@ from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.launchers.local import Capacity, devices_for
 from runner.sweep.search.job_source import Suggestions
 from runner.sweep.search.space import read_space
-from runner.sweep.search.study import Pruning, Trials
+from runner.sweep.search.study import Pruning, StudyTrial, Trials
 from runner.sweep.sweep import SweepContext
 
 pytestmark = pytest.mark.slow
@@ -236,11 +236,11 @@ def test_launchers_that_take_all_at_once_get_batches(search):
 
 
 def test_a_job_knows_its_trial_only_where_it_may_be_pruned(search, tmp_path):
-    assert search().source.next(0).assigned == {}
+    assert search().source.next(0).trial is None
     (folder := tmp_path / "pruned").mkdir()
     pruned = Search(folder, pruning=Pruning(3, 5))
     prepared = pruned.source.next(0)
-    assert prepared.assigned == {"study": str(folder / "optuna.db"), "trial": 0, "metric": "val/loss"}
+    assert vars(prepared.trial) == vars(StudyTrial(str(folder / "optuna.db"), 0, metric="val/loss"))
     pruned.leave()
 
 
