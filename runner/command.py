@@ -15,7 +15,7 @@ ANY_KEY = ("",)
 
 @dataclass(frozen=True)
 class Option:
-    """A flag (`--keep`), a flag with a value (`--input FILE`) or a setting (`metric=NAME`) of one command."""
+    """A flag (`--bench`), a flag with a value (`--input FILE`) or a setting (`metric=NAME`) of one command."""
 
     name: str  # a setting's ends in =
     value: str = ""  # what the value is called in the help; "" for a flag without one
