@@ -26,12 +26,9 @@ NUMBERS = (
     "scheduler.",
     "train.clip_grad_norm",
     "train.ema_decay",
-    "task.label_smoothing",
     "task.class_weights",
     "data.augment.",
 )
-#: keys of a model that contain this may have another number, too: dropout, drop_rate, attention_dropout
-DROPS = "drop"
 #: keys that may differ in any way
 FREE = ("name", "hydra.", "sweep.")
 
@@ -85,11 +82,8 @@ def _kind(key: str, value: Any) -> str:
         return ""
     if key == "data.fold":
         return of_all_folds(value)
-    drops = key.startswith("model.") and DROPS in key.rpartition(".")[2]
-    if not drops and not key.startswith(NUMBERS):
+    if not key.startswith(NUMBERS) or (value == 0 and key.startswith("data.augment.")):
         return repr(value)
-    if value == 0 and (drops or key.startswith("data.augment.")):
-        return repr(value)  # without dropout a model may have fewer layers
     if key.startswith("scheduler.") and isinstance(value, list | tuple) and all(map(_is_number, value)):
         return "numbers"  # milestones: each member has its schedule
     return _form(value)

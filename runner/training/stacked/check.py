@@ -113,12 +113,12 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
     buffers = TensorCopies(buffer for each in parts for buffer in each.model.buffers())
     for each in parts:
         each.model.train()
-    numbers = list(ModelStack(parts).numbers)
+    ModelStack(parts)  # raises for other shapes
     model, task = parts[0].model, parts[0].task  # through which all of them are computed
     carried = CarriedState(model, task, device=parts[0].device)
     with restored(model, task):
         try:
-            size, together = _together(members, batches, numbers)
+            size, together = _together(members, batches)
         finally:
             buffers.put_back()
             if names := carried.replaced():  # the reason of whatever else went wrong
@@ -144,18 +144,16 @@ def _to_compare(members: Sequence[Member]) -> list[int]:
     return sorted({0, last, *range(0, len(members), -(-len(members) // MOST_COMPARED)), *map(settings.index, settings)})
 
 
-def _together(
-    members: Sequence[Member], batches: Sequence[Any], numbers: Sequence[str]
-) -> tuple[GroupSize, list[list[Tensor]]]:
+def _together(members: Sequence[Member], batches: Sequence[Any]) -> tuple[GroupSize, list[list[Tensor]]]:
     """Choose a size; returns it with the loss and the gradients of each member, none if they are trained one by one."""
     parts, states = members[0].parts, [member.generators for member in members]
     is_compiled = members[0].settings.train.compile  # once for all that compute together
     notes, each = list[str](), list[list[Tensor]]()
-    compiled = Compiled(how_to_compile(parts, is_alone=True), numbers, notes.append)
+    compiled = Compiled(how_to_compile(parts, is_alone=True), notes.append)
     buffers = TensorCopies(parts.model.buffers())
 
     def stacked(some: slice, compiled: Compiled | None = None) -> tuple[ModelStack, StackedGradients]:
-        stack = ModelStack([member.parts for member in members[some]], numbers=numbers)
+        stack = ModelStack([member.parts for member in members[some]])
         gradients = StackedGradients(stack, compiled=compiled)
         gradients.draw_from(states[some])
         return stack, gradients

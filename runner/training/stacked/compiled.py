@@ -33,32 +33,31 @@ class Compiled:
     That takes seconds. So when members leave, the others use the same function, with copies of the last member, until half of
     the members have left.
 
-    numbers: the stack's, by name, which are inputs. say: prints why nothing is compiled. why_not: that reason.
+    say: Prints why nothing is compiled. why_not: That reason. seconds: That making the functions has taken.
     """
 
     kind: Compiling
-    numbers: Sequence[str]
     say: Callable[[str], None]
     why_not: str = ""
-    seconds: float = 0.0  # that making them has taken
+    seconds: float = 0.0
     _functions: dict[tuple[int, str], Function] = field(default_factory=dict)
 
     def function_for(self, stack: ModelStack, batch: Any, functions: MembersFunctions) -> Function | None:
-        """What takes forward and backward of such a batch, (m, B, ...); None where it is to be taken as it is written.
+        """Return what takes forward and backward of such a batch, (m, B, ...); None where it is taken as it is written.
 
-        Raises: RunnerError where there is nothing to compile with, RuntimeError where the memory ends.
+        Raises: RunnerError without a compiler, RuntimeError where the memory ends.
         """
         count, rows = tensors(batch)[0].shape[:2]
         if self.why_not or self.kind.usual_rows not in (None, rows):
             return None
-        look = repr(map_tensors(batch, _look))
+        look = repr(map_tensors(batch, lambda tensor: (tensor.dtype, tuple(tensor.shape[1:]))))
         larger = [size for size, other in self._functions if other == look and count <= size < 2 * count]
         key = (min(larger, default=count), look)
         if key not in self._functions:
             began = time.perf_counter()
             try:
                 self._functions[key] = Function(stack, batch, functions, options=self.kind.options)
-            except Exception as error:
+            except Exception as error:  # whatever torch's compiler raises
                 if backends.is_out_of_memory(error):
                     raise
                 check_compiler(error)
@@ -77,16 +76,6 @@ class HostStateError(Exception):
     """A number of the host's is another each time, and a function would have it as it was when it was made."""
 
 
-@dataclass(frozen=True)
-class Mask:
-    """One that dropout multiplies by. like: of one member, without memory. number: the stack's that is the rate; "" for `rate`."""
-
-    like: Tensor
-    number: str
-    rate: float
-    of_what: str
-
-
 class Function:
     """Forward and backward of as many members as a stack has, or fewer, for batches of one shape. Takes them three times to
     be made."""
@@ -94,32 +83,32 @@ class Function:
     def __init__(
         self, stack: ModelStack, batch: Any, functions: MembersFunctions, *, options: Mapping[str, Any] | None
     ) -> None:
-        self._size, self._masks, self._names = len(stack.wholes), list[Mask](), list[str]()
+        self._size, self._names = len(stack.wholes), list[str]()
+        self._masks: list[tuple[Tensor, float, bool]] = []  # values of one member without memory, rate, by channel
 
         def compute(*inputs: Tensor) -> list[Tensor | None]:
             each, self._masks = iter(inputs), []
 
-            def mask(like: Tensor, number: str, rate: float, of_what: str) -> Tensor:
+            def next_mask(like: Tensor, p: float, by_channel: bool) -> Tensor:
                 of_one = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape[1:])
-                self._masks.append(Mask(of_one, number, rate, of_what))
+                self._masks.append((of_one, p, by_channel))
                 return next(each, torch.ones_like(like))  # unknown in the first call
 
             parameters = {
                 name: next(each).detach().requires_grad_(own.requires_grad) for name, own in stack.parameters.items()
             }
             buffers = {name: next(each).clone() for name in stack.buffers}
-            numbers = {name: next(each) for name in stack.tensors}
             own = map_tensors(batch, lambda _: next(each))
-            with functions.given(mask):
-                values = stack.forward(parameters, buffers, numbers, own)
+            with functions.with_masks(next_mask):
+                values = stack.forward(parameters, buffers, own)
             self._names = list(values)
             trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
             gradients = torch.autograd.grad(next(iter(values.values())).sum(), trained, allow_unused=True)
             return [*(value.detach() for value in values.values()), *buffers.values(), *gradients]
 
         compute(*self._inputs(stack, batch, []))
-        none = [0.0] * self._size
-        inputs = self._inputs(stack, batch, [functions.drawn(mask.like, none, mask.of_what) for mask in self._masks])
+        masks = [functions.draw_masks([like] * self._size, 0.0, by_channel) for like, _, by_channel in self._masks]
+        inputs = self._inputs(stack, batch, masks)
         graph, again = (torch_private.make_fx(compute)(*inputs) for _ in range(2))
         if not _are_same(graph, again):
             raise HostStateError("the forward pass is another each time by something of the host's")
@@ -129,12 +118,9 @@ class Function:
     def __call__(
         self, stack: ModelStack, batch: Any, functions: MembersFunctions
     ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        """The values, and the gradients of what trains. Buffers are as a forward pass leaves them."""
+        """Return the values, and the gradients of what trains. Buffers are as a forward pass leaves them."""
         count = len(stack.wholes)
-        masks = [
-            functions.drawn(mask.like, stack.numbers.get(mask.number, [mask.rate] * count), mask.of_what)
-            for mask in self._masks
-        ]
+        masks = [functions.draw_masks([like] * count, p, by_channel) for like, p, by_channel in self._masks]
         with torch.no_grad():
             found = self._compute(*self._inputs(stack, batch, masks))
             own = [None if each is None else each[:count] for each in found] if count < self._size else found
@@ -144,7 +130,7 @@ class Function:
         return dict(zip(self._names, values, strict=True)), rest[len(stack.buffers) :]
 
     def _inputs(self, stack: ModelStack, batch: Any, masks: Sequence[Tensor]) -> list[Tensor]:
-        weights = [*stack.parameters.values(), *stack.buffers.values(), *stack.tensors.values()]
+        weights = [*stack.parameters.values(), *stack.buffers.values()]
         each = [*(tensor.detach() for tensor in weights), *tensors(batch), *masks]
         return each if len(each[-1]) == self._size else [_filled(tensor, self._size) for tensor in each]
 
@@ -154,10 +140,6 @@ def _filled(tensor: Tensor, size: int) -> Tensor:
     whole[: len(tensor)] = tensor
     whole[len(tensor) :] = tensor[-1:]
     return whole
-
-
-def _look(tensor: Tensor) -> Any:
-    return tensor.dtype, tuple(tensor.shape[1:])
 
 
 def _are_same(graph: Any, other: Any) -> bool:

@@ -273,7 +273,7 @@ class _Group:
     def _form(self) -> None:
         """Stack the members' weights and the memory of their rows, and make their steps."""
         runs, accumulate_steps = self._runs, self._settings.train.accumulate_steps
-        stack = ModelStack([run.member.parts for run in runs], numbers=self._compiled.numbers if self._compiled else ())
+        stack = ModelStack([run.member.parts for run in runs])
         self._gradients = StackedGradients(stack, compiled=self._compiled)
         self._stacked, self._rows = runs, SharedRows([run.training.buffer for run in runs])
         lanes = [list(same) for _, same in groupby(runs, key=lambda run: run.lane)]

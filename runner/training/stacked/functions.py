@@ -1,8 +1,7 @@
-"""Replaces torch's dropout, attention and cross-entropy while several models compute together (step.py).
+"""Replaces torch's dropout and attention while several models compute together (step.py).
 
-Dropout: each member has the masks of a single run, from its own generator, at its own rate. Attention: torch 2.13 calls its CPU
-kernel for each model separately, so it is written in steps. Cross-entropy: each member may smooth its labels differently. A
-number that differs between members is a tensor, whose attribute `each` is a list on the host (stack.py).
+Dropout: each member has the masks of a single run, from its own generator. Attention: torch 2.13 calls its CPU kernel for
+each model separately, so it is written in steps.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from torch.overrides import TorchFunctionMode
 from runner.device import torch_private
 from runner.models.attention import attend_by_steps
 
-#: what a mask is drawn for: each number, or whole channels
-NUMBERS, CHANNELS = "numbers", "channels"
-DROPOUTS: dict[Any, str] = {
-    F.dropout: NUMBERS,
-    torch.dropout: NUMBERS,
-    F.dropout1d: CHANNELS,
-    F.dropout2d: CHANNELS,
-    F.dropout3d: CHANNELS,
-    torch.feature_dropout: CHANNELS,
+#: whether a function drops whole channels
+DROPOUTS: dict[Any, bool] = {
+    F.dropout: False,
+    torch.dropout: False,
+    F.dropout1d: True,
+    F.dropout2d: True,
+    F.dropout3d: True,
+    torch.feature_dropout: True,
 }
 #: torch's attention of several heads, in which a mode sees the functions that it is made of: torch switches the mode off there
 of_heads = FunctionType(
@@ -37,71 +35,35 @@ of_heads = FunctionType(
     {**vars(F), "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
-#: makes a mask instead of drawing it, from values (m, ...), the name of a number of the stack, a rate, and NUMBERS or CHANNELS
-Given = Callable[[Tensor, str, float, str], Tensor]
-_generators: list[torch.Generator] = []  # of the members that compute now
-_given: list[Given] = []  # while they do so to be compiled
+#: makes the masks of values (m, ...), from a rate and whether whole channels are dropped
+MakeMasks = Callable[[Tensor, float, bool], Tensor]
+_make_masks: list[MakeMasks] = []  # of the members that compute now
 
 
 @torch.library.custom_op("runner::member_masks", mutates_args=())
-def member_masks(like: Tensor, p: Sequence[float], of_what: str, channels_last: bool, number: str) -> Tensor:
-    """Dropout's masks, computed as in single runs. p: of each member. number: the stack's name for p, or ""."""
-    return _mask(like, p[0], of_what, channels_last, None)
+def member_masks(like: Tensor, p: float, by_channel: bool) -> Tensor:
+    """Dropout's masks, computed as in single runs."""
+    raise RuntimeError("dropout of values that are one for all of them")
 
 
 @member_masks.register_fake
-def _(like: Tensor, p: Sequence[float], of_what: str, channels_last: bool, number: str) -> Tensor:
-    return like.new_empty(_shape(like, of_what))
+def _(like: Tensor, p: float, by_channel: bool) -> Tensor:
+    return like.new_empty(_shape(like, by_channel))
 
 
 def _of_members(
-    info: Any,
-    in_dims: Sequence[int | None],
-    like: Tensor,
-    p: Sequence[float],
-    of_what: str,
-    channels_last: bool,
-    number: str,
+    info: Any, in_dims: Sequence[int | None], like: Tensor, p: float, by_channel: bool
 ) -> tuple[Tensor, int]:
-    own = like.expand(info.batch_size, *like.shape) if in_dims[0] is None else like.movedim(in_dims[0], 0)
+    own = like.movedim(in_dims[0] or 0, 0)
     with torch_private.exclude_keys(torch_private.KeySet(torch_private.vmap_key)):  # it refuses whatever is random
-        if _given:
-            return _given[0](own, number, p[0], of_what), 0
-        return _drawn(own.unbind(), p, _generators, of_what, channels_last), 0
+        return _make_masks[0](own, p, by_channel), 0
 
 
 torch.library.register_vmap("runner::member_masks", _of_members)
 
 
-def _drawn(
-    each: Sequence[Tensor],
-    p: Sequence[float],
-    generators: Sequence[torch.Generator],
-    of_what: str,
-    channels_last: bool,
-) -> Tensor:
-    masks = [
-        _mask(own, rate, of_what, channels_last, generator)
-        for own, rate, generator in zip(each, p, generators, strict=True)
-    ]
-    return torch.stack(masks)
-
-
-def _shape(like: Tensor, of_what: str) -> Sequence[int]:
-    return (*like.shape[:2], *(1 for _ in like.shape[2:])) if of_what == CHANNELS else like.shape
-
-
-def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: torch.Generator | None) -> Tensor:
-    if of_what == CHANNELS:
-        mask = like.new_empty(_shape(like, of_what))
-    elif channels_last and like.dim() == 4:
-        mask = torch.empty_like(like, memory_format=torch.channels_last)
-    else:
-        mask = torch.empty_like(like)  # it is filled in memory order, which differs for transposed values
-    if p in (0, 1):
-        return mask.fill_(1 - p)  # nothing is drawn
-    mask.bernoulli_(1 - p, generator=generator)
-    return mask.div_(1 - p)
+def _shape(like: Tensor, by_channel: bool) -> Sequence[int]:
+    return (*like.shape[:2], *(1 for _ in like.shape[2:])) if by_channel else like.shape
 
 
 class MembersFunctions(TorchFunctionMode):
@@ -117,29 +79,39 @@ class MembersFunctions(TorchFunctionMode):
         self.generators: list[torch.Generator] = []
         self.states_before: list[Tensor] = []
         self._channels_last = channels_last
+        self._make_masks: MakeMasks = self.draw_masks
 
     def __enter__(self) -> MembersFunctions:
-        _generators[:] = self.generators
+        _make_masks[:] = [self._make_masks]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     @contextmanager
-    def given(self, mask: Given) -> Iterator[None]:
-        """While it lasts, they are used, and nothing is drawn: masks are given."""
-        _given[:] = [mask]
+    def with_masks(self, make_masks: MakeMasks) -> Iterator[None]:
+        """Use these functions in the block, with masks that `make_masks` makes instead of drawing them."""
+        self._make_masks = make_masks
         try:
             with self:
                 yield
         finally:
-            _given.clear()
+            self._make_masks = self.draw_masks
 
-    def drawn(self, like: Tensor, p: Sequence[float], of_what: str) -> Tensor:
-        """The members' next masks, (m, ...). like: the values of one."""
-        self._remember_states()
-        return _drawn([like] * len(p), p, self.generators, of_what, self._channels_last)
-
-    def _remember_states(self) -> None:
+    def draw_masks(self, like: Sequence[Tensor] | Tensor, p: float, by_channel: bool) -> Tensor:
+        """The members' next masks, (m, ...). like: Values of each member."""
         self.states_before = self.states_before or [generator.get_state() for generator in self.generators]
+        pairs = zip(like, self.generators, strict=True)
+        return torch.stack([self._draw_mask(own, p, by_channel, generator) for own, generator in pairs])
+
+    def _draw_mask(self, like: Tensor, p: float, by_channel: bool, generator: torch.Generator) -> Tensor:
+        if by_channel:
+            mask = like.new_empty(_shape(like, by_channel))
+        elif self._channels_last and like.dim() == 4:
+            mask = torch.empty_like(like, memory_format=torch.channels_last)
+        else:
+            mask = torch.empty_like(like)  # it is filled in memory order, which differs for transposed values
+        if p in (0, 1):
+            return mask.fill_(1 - p)  # nothing is drawn
+        return mask.bernoulli_(1 - p, generator=generator).div_(1 - p)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -150,20 +122,17 @@ class MembersFunctions(TorchFunctionMode):
                 return of_heads(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if func is F.cross_entropy and isinstance(kwargs.get("label_smoothing"), Tensor):
-            return _smoothed(*args, **kwargs)
         if func not in DROPOUTS:
             return func(*args, **kwargs)
-        values, p, inplace = _asked(args, kwargs)
-        return self._drop(values, p, of_what=DROPOUTS[func], inplace=inplace)
+        named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+        is_training = named.get("train", named.get("training", True))
+        values, p = named["input"], named.get("p", 0.5) if is_training else 0.0
+        return self._drop(values, p, by_channel=DROPOUTS[func], inplace=bool(named.get("inplace")))
 
-    def _drop(self, values: Tensor, p: float | Tensor, *, of_what: str = NUMBERS, inplace: bool = False) -> Tensor:
-        rates: list[float] = p.each if isinstance(p, Tensor) else [p] * len(self.generators)  # type: ignore[attr-defined]
-        if not any(rates):
+    def _drop(self, values: Tensor, p: float, *, by_channel: bool = False, inplace: bool = False) -> Tensor:
+        if not p:
             return values
-        self._remember_states()
-        number: str = p.called if isinstance(p, Tensor) else ""  # type: ignore[attr-defined]
-        mask = member_masks(values.detach(), rates, of_what, self._channels_last, number)
+        mask = member_masks(values.detach(), p, by_channel)
         return values.mul_(mask) if inplace else values * mask
 
     def _attend(
@@ -172,7 +141,7 @@ class MembersFunctions(TorchFunctionMode):
         key: Tensor,  # (..., S, E)
         value: Tensor,  # (..., S, V)
         attn_mask: Tensor | None = None,
-        dropout_p: float | Tensor = 0.0,
+        dropout_p: float = 0.0,
         is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
@@ -182,15 +151,3 @@ class MembersFunctions(TorchFunctionMode):
         drop = partial(self._drop, p=dropout_p)
         scale = more.get("scale")
         return attend_by_steps(query, key, value, mask=attn_mask, is_causal=is_causal, drop=drop, scale=scale)
-
-
-def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any, bool]:
-    named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(kwargs)
-    trains = named["train"] if "train" in named else named.get("training", True)
-    return named["input"], named.get("p", 0.5) if trains else 0.0, bool(named.get("inplace"))
-
-
-def _smoothed(*args: Any, label_smoothing: Tensor, **kwargs: Any) -> Tensor:
-    loss: Callable[..., Tensor] = F.cross_entropy
-    none, all_of_it = (loss(*args, label_smoothing=most, **kwargs) for most in (0.0, 1.0))
-    return (1 - label_smoothing) * none + label_smoothing * all_of_it

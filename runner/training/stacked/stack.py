@@ -5,8 +5,7 @@ So a step over all of them changes each, and what uses one model (its checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from torch.func import functional_call, vmap
 
 from runner.tasks.task import Task
 from runner.training.parts import Parts
-
-TASK = "task"  # what ModelAndTask calls it
 
 
 class CannotStackError(Exception):
@@ -37,49 +34,37 @@ class ModelAndTask(nn.Module):
 class ModelStack:
     """The stacked weights and buffers of some members, and their forward pass.
 
-    parameters, buffers, tensors: By name, (M, ...). The weights are copied once. `tensors` are of `numbers`.
-
-    Args:
-        numbers: Names of floats that differed among more members. Floats of modules and tasks that differ among these members,
-            e.g., a dropout rate, are found.
+    parameters, buffers: By name, (M, ...). The weights are copied once.
 
     Raises:
         CannotStackError: For models of different shapes.
     """
 
-    def __init__(self, members: Sequence[Parts], *, numbers: Sequence[str] = ()) -> None:
+    def __init__(self, members: Sequence[Parts]) -> None:
         self.wholes = [ModelAndTask(parts.model, parts.task) for parts in members]
         self.parameters = _stacked([dict(whole.named_parameters()) for whole in self.wholes])
         self.buffers = _stacked([dict(whole.named_buffers()) for whole in self.wholes])
-        self.numbers = _numbers(self.wholes, numbers)
-        self.tensors = {name: torch.tensor(each, device=members[0].device) for name, each in self.numbers.items()}
         self._autocast = members[0].precision.autocast
         self.device, self.channels_last = members[0].device, members[0].layout.startswith("channels last")
 
     def forward(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        numbers: Mapping[str, Tensor],
-        batch: Any,
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
     ) -> Mapping[str, Tensor]:
-        """The task's values of the members with these weights, (M,) each. batch: its tensors are (M, B, ...).
+        """The task's values of the members with these weights, (M,) each. batch: Its tensors are (M, B, ...).
 
         Raises what the model raises with one more dimension; so do random operations that functions.py doesn't replace.
         """
-        whole = self.wholes[0]
 
-        def of_one(
-            parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], numbers: Mapping[str, Tensor], own: Any
+        def forward_one(
+            parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], own: Any
         ) -> Mapping[str, Tensor]:
-            for name, number in numbers.items():
-                number.each, number.called = self.numbers[name], name  # type: ignore[attr-defined]  # see functions.py
-            with self._autocast(), _with_numbers(whole, numbers):
-                values: Mapping[str, Tensor] = functional_call(whole, (dict(parameters), dict(buffers)), (own,))
+            with self._autocast():
+                weights = {**parameters, **buffers}
+                values: Mapping[str, Tensor] = functional_call(self.wholes[0], weights, (own,))
                 return values
 
-        each: Callable[..., Mapping[str, Tensor]] = vmap(of_one, randomness="error")
-        return each(parameters, buffers, numbers, batch)
+        each: Callable[..., Mapping[str, Tensor]] = vmap(forward_one, randomness="error")
+        return each(parameters, buffers, batch)
 
 
 def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -106,47 +91,3 @@ def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
     for own, tensor in zip(together, tensors, strict=True):
         own.copy_(tensor)
     return together
-
-
-def _numbers(wholes: Sequence[ModelAndTask], also: Sequence[str]) -> dict[str, list[float]]:
-    """The floats of their modules and tasks that are not the same in all, by the module's name and their own.
-
-    An integer among floats is one of them (0 and 0.1). Numbers that are integers in all members count something, e.g., layers.
-    """
-    found = {}
-    for path in (*dict(wholes[0].named_modules()), TASK):
-        own = [_attributes(whole, path) for whole in wholes]
-        for name, value in own[0].items():
-            each = [_as_number(attributes.get(name)) for attributes in own]
-            numbers = [number for number in each if number is not None]
-            is_float = any(isinstance(attributes.get(name), float) for attributes in own)
-            key = f"{path}.{name}"
-            is_other = key in also or any(number != value for number in numbers)
-            if is_float and len(numbers) == len(own) and is_other:
-                found[key] = numbers
-    return found
-
-
-def _as_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _attributes(whole: ModelAndTask, path: str) -> dict[str, Any]:
-    try:
-        found = whole.task if path == TASK else whole.get_submodule(path)
-    except AttributeError:
-        return {}
-    return getattr(found, "__dict__", {})
-
-
-@contextmanager
-def _with_numbers(whole: ModelAndTask, numbers: Mapping[str, Tensor]) -> Iterator[None]:
-    own = {name: _attributes(whole, name.rpartition(".")[0]) for name in numbers}
-    before = {name: own[name][name.rpartition(".")[2]] for name in numbers}
-    for name, number in numbers.items():
-        own[name][name.rpartition(".")[2]] = number
-    try:
-        yield
-    finally:
-        for name, number in before.items():
-            own[name][name.rpartition(".")[2]] = number

@@ -126,7 +126,7 @@ class StackedGradients:
                     _keep_gradient(parameter, gradient, share)
             return values
         with functions:
-            outputs = stack.forward(stack.parameters, stack.buffers, stack.tensors, batch)
+            outputs = stack.forward(stack.parameters, stack.buffers, batch)
         loss = next(iter(outputs.values()))
         (loss if share is None else loss * share).sum().backward()
         return {name: value.detach() for name, value in outputs.items()}

@@ -37,12 +37,10 @@ def of(key, *values):
         (of("optimizer.groups", *(f"[{{match:output,lr:{rate}}}]" for rate in (0.1, 0.2, 0.3, 0.4))), [4]),
         (of("optimizer.groups", *(f"[{{match:{name},lr:0.1}}]" for name in "abcd")), [1, 1, 1, 1]),
         (of("+scheduler.milestones", "[2]", "[2,3]", "[]", "[4]"), [4]),
-        (of("task.label_smoothing", 0, 0.1, 0.2, 0.3), [4]),
         (of("task.class_weights", "[1,2]", "[1,3]", "[1,4]", "[2,2]"), [4]),
-        (of("model.dropout", 0.1, 0.2, 0.3, 0.4), [4]),
         (of("data.augment", "{crop:1}", "{crop:2}", "{crop:3}", "{crop:4}"), [4]),
         (of("data.augment", "{crop:1}", "{crop:2}", "{crop:3}", "{crop:0}"), [1, 1, 1, 1]),  # three and one
-        (of("model.dropout", 0, 0.2, 0.3, 0.4), [1, 1, 1, 1]),  # an MLP without dropout has fewer layers
+        (of("model.dropout", 0.1, 0.2, 0.3, 0.4), [1, 1, 1, 1]),
         (of("task.class_weights", "[1,2]", "[1,3]", "null", "[2,2]"), [1, 1, 1, 1]),
         (of("train.batch_size", 8, 16, 32, 64), [1, 1, 1, 1]),
         (of("data.num_rows", 8, 16, 32, 64), [1, 1, 1, 1]),

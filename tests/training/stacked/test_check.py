@@ -11,7 +11,6 @@ from members import CPU, built, members_of
 from torch import nn
 
 from runner.device import backends
-from runner.tasks.language import Language
 from runner.training.schedule import Schedule
 from runner.training.stacked import check
 from runner.training.stacked.check import GroupSize, check_alike
@@ -45,16 +44,6 @@ class OwnNumber(nn.Module):
         return hidden * self.factor
 
 
-class OwnList(OwnNumber):
-    def __init__(self):
-        super().__init__()
-        self.factors = [self.factor]
-        del self.factor
-
-    def forward(self, hidden):
-        return hidden * self.factors[0]
-
-
 class Carries(nn.Module):
     last = 0.0
 
@@ -62,11 +51,6 @@ class Carries(nn.Module):
         found = hidden + 0.1 * self.last
         self.last = hidden.detach()
         return found
-
-
-class DecidesByItsNumber(OwnNumber):
-    def forward(self, hidden):
-        return hidden * self.factor if self.factor > 0 else hidden
 
 
 def write_outside(_, hidden):
@@ -108,8 +92,11 @@ CANNOT = {
     "draws by NumPy": (calling(lambda hidden: hidden * float(np.random.rand())), NOT_ALONE),
     "counts": (calling(lambda hidden: seen.append(1) or hidden * len(seen)), NOT_ALONE),
     "carries": (partial(Head, make=Carries), "forward replaces `model.extra.last`"),
-    "own list": (partial(Head, make=OwnList), NOT_ALONE),
-    "decides by its number": (partial(Head, make=DecidesByItsNumber), f"{BY_VALUES}(if, while)"),
+    "own number": (partial(Head, make=OwnNumber), NOT_ALONE),
+    "drops a constant": (
+        calling(lambda hidden: hidden + nn.functional.dropout(torch.ones(8))),
+        "values that are one for all",
+    ),
     "other shape": (
         partial(Head, make=lambda: nn.Linear(8, 8, bias=bool(torch.rand(()) > 0.5))),
         "their weights differ in shape",
@@ -202,55 +189,6 @@ def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monke
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-class OfOneSetting:
-    """A task that is not a module."""
-
-    def __init__(self, label_smoothing):
-        self.label_smoothing = label_smoothing
-
-    def smoothing(self):
-        return self.label_smoothing
-
-    def __call__(self, model, batch):
-        return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=self.smoothing())}
-
-
-class OfAList(OfOneSetting):
-    def __init__(self, label_smoothing):
-        self.each = [label_smoothing]
-
-    def smoothing(self):
-        return self.each[0]
-
-
-def with_settings(folder, smoothings, make):
-    runs, generators = built(folder, MLP, [[f"task.label_smoothing={each}"] for each in smoothings])
-    found = members_of(runs, generators)
-    for member, smoothing in zip(found, smoothings, strict=True):
-        member.parts = replace(member.parts, task=make(label_smoothing=smoothing))
-    return found
-
-
-@pytest.mark.usefixtures("all_together")
-@pytest.mark.parametrize("make", [Language, OfOneSetting])
-@pytest.mark.parametrize("smoothings", [(0.0, 0.3, 0.1), (0, 0.3, 0)])
-def test_the_numbers_of_a_task_that_is_no_module_are_each_members_own(tmp_path, make, smoothings):
-    found = with_settings(tmp_path, smoothings, make)
-    assert ModelStack([member.parts for member in found]).numbers == {
-        "task.label_smoothing": list(map(float, smoothings))
-    }
-    check_alike(found, is_asked=True)
-    assert [member.parts.task.label_smoothing for member in found] == list(smoothings)
-
-
-@pytest.mark.usefixtures("all_together")
-def test_one_of_each_setting_is_compared_with_a_run_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(check, "MOST_COMPARED", 1)
-    with pytest.raises(CannotStackError, match="not as in a single run"):
-        check_alike(with_settings(tmp_path, (0.0, 0.3, 0.0), OfAList), is_asked=True)
-    check_alike(with_settings(tmp_path, (0.3, 0.3, 0.3), OfAList), is_asked=True)
-
-
 def test_attention_without_dropout_has_a_size(tmp_path):
     """The check tries two members together after one: if one draws no random numbers, two still may."""
     words = ["model=vit", "model.width=8", "model.depth=1", "model.num_heads=2"]
@@ -322,7 +260,7 @@ def test_model_that_reads_its_updated_buffer_is_alike(tmp_path):
     check_alike(members(tmp_path, partial(Head, make=Centers)), is_asked=True)
 
 
-@pytest.mark.parametrize("make", [None, Head, NORMED, partial(Head, make=OwnNumber), ATTENDS, DROPS_TRANSPOSED])
+@pytest.mark.parametrize("make", [None, Head, NORMED, ATTENDS, DROPS_TRANSPOSED])
 def test_what_can_be_is_left_as_it_was(tmp_path, make):
     """Weights, running statistics, gradients and the process's generators."""
     found = members(tmp_path, make, ["model.dropout=0.2"])
