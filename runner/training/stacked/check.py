@@ -80,13 +80,11 @@ def most_members(parts: Parts, *, read_bytes: int) -> int:
 
     read_bytes: The size of the next member's data before they are shared.
     """
-    free = free_bytes(parts.device)
+    if (free := free_bytes(parts.device)) is None:
+        return 2**31
     weights = sum(value.nbytes for value in parts.model.state_dict().values())
     rows = sum(each.device_bytes for each in parts.loaders)
-    room = (
-        2**31 if free is None else int((free - read_bytes) * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows)
-    )
-    return max(1, room)
+    return max(1, int((free - read_bytes) * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows))
 
 
 def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
@@ -106,8 +104,7 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
         raise CannotStackError("its rows are streamed")
     for each in parts:
         check_optimizer(each.optimizer)
-    shapes = {(each.train.num_rows, each.train.batch_size) for each in parts}
-    if len(shapes) > 1:
+    if len({(each.train.num_rows, each.train.batch_size) for each in parts}) > 1:
         raise CannotStackError("their training splits have different numbers of rows")
     batches = [next(iter(each.train.epoch(0))) for each in parts]
     buffers = TensorCopies(buffer for each in parts for buffer in each.model.buffers())
@@ -179,20 +176,12 @@ def _together(members: Sequence[Member], batches: Sequence[Any]) -> tuple[GroupS
     except CannotStackError:
         raise
     except OF_CODE as error:
-        if backends.is_out_of_memory(error):
-            raise CannotStackError(
-                "the memory is too small for a step of one of them and the others' weights"
-            ) from error
-        raise CannotStackError(_in_words(error)) from error
+        problem = "the memory is too small for a step of one of them and the others' weights"
+        raise CannotStackError(problem if backends.is_out_of_memory(error) else _in_words(error)) from error
     if each and is_compiled and not compiled.why_not:
         notes.append(f"compile: forward and backward are one function; made in {compiled.seconds:.1f} s")
         size = replace(size, compiled=compiled)
     return replace(size, words="; ".join([size.words, *notes])), each
-
-
-def _alone(member: Member, batch: Any) -> list[Tensor]:
-    with world(member.generators, member.parts.device):
-        return _loss_and_gradients(member.parts, batch)
 
 
 def _loss_and_gradients(parts: Parts, batch: Any) -> list[Tensor]:
@@ -216,7 +205,7 @@ def _compare(member: Member, batch: Any, together: Sequence[Tensor], *, whole: i
     apart = _apart(alone, together)
     if apart[0] > TOLERANCE:
         what = "its loss is"
-    elif max(apart) > TOLERANCE and max(apart) > min(2 * max(_apart(alone, _nudged(member, batch))), MOST):
+    elif max(apart) > TOLERANCE and max(apart) > min(2 * max(_apart(alone, _alone(member, batch, nudge=NUDGE))), MOST):
         what = "its gradients are"
     else:
         return
@@ -235,35 +224,37 @@ def _apart(alone: Sequence[Tensor], other: Sequence[Tensor]) -> list[float]:
     return found
 
 
-def _nudged(member: Member, batch: Any) -> list[Tensor]:
+def _alone(member: Member, batch: Any, *, nudge: float = 0.0) -> list[Tensor]:
     weights, draw = [value.detach() for value in member.parts.model.parameters()], torch.Generator().manual_seed(0)
     before = TensorCopies(weights)
-    for weight in weights:
-        weight.mul_(1 + NUDGE * torch.randn(weight.shape, generator=draw).to(weight))
-    found = _alone(member, batch)
+    for weight in weights if nudge else ():
+        weight.mul_(1 + nudge * torch.randn(weight.shape, generator=draw).to(weight))
+    with world(member.generators, member.parts.device):
+        computed = _loss_and_gradients(member.parts, batch)
     before.put_back()
-    return found
+    return computed
 
 
 def _in_words(error: BaseException) -> str:
     said = str(error)
+    operation = next((part.strip("`'\".,;") for part in said.split() if "aten::" in part), "one of its operations")
+    by_values, in_place = (
+        "what it does depends on values of tensors",
+        "it writes into a tensor in place that is one for all of them",
+    )
     usual = {
         "randomness error mode": "it draws random numbers by other means than dropout",
-        ".item()": "what it does depends on values of tensors (.item())",
-        "data-dependent control flow": "what it does depends on values of tensors (if, while)",
-        "dynamic shape": "what it does depends on values of tensors (rows that a mask chooses)",
-        "doesn't match the broadcast shape": "it writes into a tensor in place that is one for all of them",
-        "inplace": "it writes into a tensor in place that is one for all of them",
-        "performance drop": f"torch can't take {_operation(said)} for several models at once",
-        "Batching rule not implemented": f"torch can't take {_operation(said)} for several models at once",
+        ".item()": f"{by_values} (.item())",
+        "data-dependent control flow": f"{by_values} (if, while)",
+        "dynamic shape": f"{by_values} (rows that a mask chooses)",
+        "doesn't match the broadcast shape": in_place,
+        "inplace": in_place,
+        "performance drop": f"torch can't take {operation} for several models at once",
+        "Batching rule not implemented": f"torch can't take {operation} for several models at once",
     }
-    found = [words for sign, words in usual.items() if sign in said]
-    return found[0] if found else f"{type(error).__name__}: {first_line(error)}"
-
-
-def _operation(said: str) -> str:
-    words = [word.strip("`'\".,;") for word in said.split() if "aten::" in word]
-    return words[0] if words else "one of its operations"
+    return next(
+        (reason for sign, reason in usual.items() if sign in said), f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 @contextmanager

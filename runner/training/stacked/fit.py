@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +41,8 @@ from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.train_step import EagerSteps
 from runner.training.stopping import OwnStopCondition, StopCondition
 
+#: what is due between the steps of a member; returns why its training ends, or None
+BetweenSteps = Callable[[Training], str | None]
 #: seconds of steps between two checks whether the training ends
 MOST_SECONDS = 0.3
 
@@ -84,10 +86,12 @@ def fit_together(
     runs = []
     for number, member in enumerate(members):
         try:
-            if num_together == 1:
-                results[number] = _fit_one(member, stop)
-            else:
+            if num_together > 1:
                 runs.append(_MemberRun(member, number, stop))
+                continue
+            parts, settings, folder = member.parts, member.settings, member.folder
+            with world(member.generators, parts.device):
+                results[number] = fit(parts, settings, folder, observer=member.observer, stop=stop, ranks=Alone())
         except RunnerError as error:
             results[number].error = on_a_line(error)
     if compiled:
@@ -106,12 +110,6 @@ def fit_together(
     return results
 
 
-def _fit_one(member: Member, stop: Stop) -> Result:
-    parts, settings, folder = member.parts, member.settings, member.folder
-    with world(member.generators, parts.device):
-        return fit(parts, settings, folder, observer=member.observer, stop=stop, ranks=Alone())
-
-
 def same_answer_for_all(stop: StopCondition) -> StopCondition:
     """Call a stop condition once for each step, so that all members get the same answer."""
     return lru_cache(maxsize=2)(stop)
@@ -125,7 +123,7 @@ class _MemberRun:
         # a rate that follows a metric falls by each member's own values
         self.lane = (member.lane, number if member.parts.schedule.follows_metric else -1)
         self.generators = dict(member.generators)
-        self.is_new, self.busy_until = True, 0.0
+        self.busy_until: float | None = None  # None: it has not begun
         # a guard watches one model's step
         settings = replace(member.settings, placement=replace(member.settings.placement, guard="off"))
         with self.own_generators():
@@ -146,15 +144,15 @@ class _MemberRun:
 
     def leave_out_wait(self) -> None:
         """Leave the seconds since it was busy out of this member's time: of the other members, and of stacking them."""
-        if not self.is_new:
+        if self.busy_until is not None:
             self.training.leave_out(time.perf_counter() - self.busy_until)
 
-    def goes_on(self, between_steps: Callable[[_MemberRun], str | None]) -> bool:
+    def goes_on(self, between_steps: BetweenSteps) -> bool:
         """Do what is due between steps, which returns why the training ends. Returns whether it continues."""
         reason: str | None = "failed"
         with self.own_generators():
             with self.training.failures():
-                reason = between_steps(self)
+                reason = between_steps(self.training)
                 if reason is not None:
                     self.training.end(reason)
             if reason is not None:
@@ -189,7 +187,13 @@ class _Group:
         if backends.is_out_of_memory(failed) and len(self._runs) > 1:
             del failed  # it keeps the activations alive
             return self._halves()
-        self._each(partial(_fail, num=self._rows.count(), error=failed))
+        num = self._rows.count()
+
+        def fail(training: Training) -> NoReturn:
+            training.buffer.wrote(num)
+            raise failed
+
+        self._each(fail)
         return []
 
     def _halves(self) -> list[list[_MemberRun]]:
@@ -206,19 +210,23 @@ class _Group:
         return self._runs[0].training.loop
 
     def begin(self) -> str | None:
-        return self._each(partial(_begin, stop=self._stop))
+        def begin(training: Training) -> str | None:
+            if not hasattr(training, "loop"):  # else it is half of a group whose memory ended
+                training.begin(self._stop)
+            return training.loop.begin()
+
+        return self._each(begin)
 
     def after_steps(self, num: int) -> str | None:
         """Count the steps that were taken, also those of a call that failed."""
-        step = self._rows.step
-        num = self._rows.count()
-        self._runs = [run for run in self._runs if run.goes_on(partial(_count, num=num))]
+        step, num = self._rows.step, self._rows.count()
+        self._runs = [run for run in self._runs if run.goes_on(lambda training: training.buffer.wrote(num))]
         self._wait(is_device_read=self._limits.evaluates_at(step))
-        return self._each(partial(_after_steps, num=num))
+        return self._each(lambda training: training.loop.after_steps(num))
 
     def end_of_epoch(self) -> str | None:
         self._wait(is_device_read=True)
-        return self._each(lambda run: run.training.loop.end_of_epoch())
+        return self._each(lambda training: training.loop.end_of_epoch())
 
     def _wait(self, *, is_device_read: bool) -> None:
         """Count the wait for the steps as time of all members. is_device_read: Whether the first one to evaluate would wait."""
@@ -256,7 +264,7 @@ class _Group:
                 run.busy_until = time.perf_counter()
         return taken
 
-    def _each(self, between_steps: Callable[[_MemberRun], str | None]) -> str | None:
+    def _each(self, between_steps: BetweenSteps) -> str | None:
         continuing = []
         for run in self._runs:
             run.leave_out_wait()
@@ -276,10 +284,8 @@ class _Group:
         stack = ModelStack([run.member.parts for run in runs])
         self._gradients = StackedGradients(stack, compiled=self._compiled)
         self._stacked, self._rows = runs, SharedRows([run.training.buffer for run in runs])
-        lanes = [list(same) for _, same in groupby(runs, key=lambda run: run.lane)]
-        self._lanes = [
-            Lane([run.member.parts for run in lane], lane[0].member.settings.train.clip_grad_norm) for lane in lanes
-        ]
+        lanes = [[run.training for run in same] for _, same in groupby(runs, key=lambda run: run.lane)]
+        self._lanes = [Lane([run.parts for run in lane], lane[0].settings.train.clip_grad_norm) for lane in lanes]
         step = make_stacked_step(self._gradients, self._lanes)
         batches, rates = _StackedBatches([run.member.parts for run in runs]), _LaneRates(lanes, self._rows)
         steps = EagerSteps(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=self._rows)
@@ -289,31 +295,20 @@ class _Group:
             self._steps = ClockedEpochs(steps, self._clock, progress=self._rows, one_by_one=steps, clocked=clocked)
 
 
-def _begin(run: _MemberRun, *, stop: StopCondition) -> str | None:
-    if run.is_new:
-        run.is_new = False
-        run.training.begin(stop)
-    return run.training.loop.begin()
-
-
-def _count(run: _MemberRun, *, num: int) -> None:
-    run.training.buffer.wrote(num)
-
-
-def _after_steps(run: _MemberRun, *, num: int) -> str | None:
-    return run.training.loop.after_steps(num)
-
-
-def _fail(run: _MemberRun, *, num: int, error: BaseException) -> NoReturn:
-    run.training.buffer.wrote(num)
-    raise error
-
-
 class _LaneRates:
     """The rates of the lanes: a lane has the first one's schedule, and each member has its notes."""
 
-    def __init__(self, lanes: Sequence[Sequence[_MemberRun]], rows: SharedRows) -> None:
-        self._rows, self._lanes = rows, [_rates(lane) for lane in lanes]
+    def __init__(self, lanes: Sequence[Sequence[Training]], rows: SharedRows) -> None:
+        self._rows, self._lanes = (
+            rows,
+            [
+                [
+                    Rates(lane[0].parts.optimizer, lane[0].parts.schedule, buffer=run.buffer, progress=run.progress)
+                    for run in lane
+                ]
+                for lane in lanes
+            ],
+        )
 
     def note(self) -> None:
         for lane in self._lanes:
@@ -323,12 +318,6 @@ class _LaneRates:
     def advance(self) -> None:
         for lane in self._lanes:
             lane[0].advance()
-
-
-def _rates(lane: Sequence[_MemberRun]) -> list[Rates]:
-    first = lane[0].member.parts
-    trainings = [run.training for run in lane]
-    return [Rates(first.optimizer, first.schedule, buffer=one.buffer, progress=one.progress) for one in trainings]
 
 
 @dataclass(frozen=True)

@@ -25,22 +25,8 @@ from runner.training.stacked.stack import CannotStackError, ModelStack
 from runner.training.step.fused_update import make_update
 from runner.training.step.train_step import Step, mean_over
 
-#: optimizers that treat each tensor separately
-BY_TENSOR = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.Adafactor,
-    optim.ASGD,
-    optim.Rprop,
-    Muon,
-)
+#: torch's optimizers that treat each tensor separately
+BY_TENSOR = "SGD Adam AdamW Adamax NAdam RAdam RMSprop Adagrad Adadelta Adafactor ASGD Rprop"
 
 
 def make_stacked_step(gradients: StackedGradients, lanes: Sequence[Lane]) -> Step:
@@ -159,7 +145,7 @@ def _keep_gradient(parameter: Tensor, gradient: Tensor, share: Any) -> None:
 
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raises: CannotStackError for one that may look at several weights together."""
-    if type(optimizer) not in BY_TENSOR:
+    if type(optimizer) not in (Muon, *(getattr(optim, name) for name in BY_TENSOR.split())):
         raise CannotStackError(f"{type(optimizer).__name__} may look at the weights of several layers at once")
 
 
