@@ -57,7 +57,6 @@ class MetricBuffer:
         sink: Called with each Window, in order, in the background thread.
         pull_every: Steps between copies.
         every: Steps per point, which is their mean, computed on the device.
-        watch: The name whose values must be finite.
         mean: The mean over all processes, if several write at the same steps.
     """
 
@@ -69,12 +68,11 @@ class MetricBuffer:
         background: Background,
         pull_every: int,
         every: int = 1,
-        watch: str = WATCHED,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
         self.step = 0
-        self.device, self._sink, self._background, self._watch = device, sink, background, watch
+        self.device, self._sink, self._background = device, sink, background
         self._every, self._mean = every, mean
         self._half = math.ceil(pull_every / every) * every
         self._names: tuple[str, ...] = ()
@@ -255,8 +253,8 @@ class MetricBuffer:
         steps = pull.last_step - num_steps + ends
         window = Window(self._names, steps, values, times_ms, now - before, num_steps, pull.notes)
         self._sink(window)
-        if self._watch in self._names:
-            _check(self._watch, values[:, self._names.index(self._watch)], steps)
+        if WATCHED in self._names:
+            _check(values[:, self._names.index(WATCHED)], steps)
 
 
 class SharedRows:
@@ -329,10 +327,10 @@ def check_unread(state: Mapping[str, Any], *, step: int) -> None:
     """Raise NotFiniteError for a loss in state(), the rows that are not pulled yet. Waits for the device."""
     if WATCHED in state["names"]:
         values = state["rows"][:, state["names"].index(WATCHED)].detach().cpu().numpy()
-        _check(WATCHED, values, range(step - len(values) + 1, step + 1))
+        _check(values, range(step - len(values) + 1, step + 1))
 
 
-def _check(name: str, values: NDArray[np.floating[Any]], steps: Sequence[int] | NDArray[np.int64]) -> None:
+def _check(values: NDArray[np.floating[Any]], steps: Sequence[int] | NDArray[np.int64]) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
-        raise NotFiniteError(int(steps[wrong[0]]), name, float(values[wrong[0]]))
+        raise NotFiniteError(int(steps[wrong[0]]), WATCHED, float(values[wrong[0]]))

@@ -84,7 +84,8 @@ def most_members(parts: Parts, *, read_bytes: int) -> int:
         return 2**31
     weights = sum(value.nbytes for value in parts.model.state_dict().values())
     rows = sum(each.device_bytes for each in parts.loaders)
-    return max(1, int((free - read_bytes) * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows))
+    room = int((free - read_bytes) * FOR_WEIGHTS)
+    return max(1, room // max(1, NUMBERS_A_WEIGHT * weights + rows))
 
 
 def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
@@ -311,18 +312,16 @@ def choose_size(
         is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS
         if size >= most or (is_enough and size > 1):  # a single one doesn't show whether two can compute together
             break
-        before, num_groups = size, -(-whole // min(2 * size, most))
-        size = -(-whole // num_groups)  # of the first group: 12 of 23, not 16
-        if size == before:  # the memory has room for more, and not for all of a group less
-            break
+        before, size = size, min(2 * size, most)
     if size not in times:
         backends.empty_cache(device)
     best = min((number for number in times if number > 1), key=lambda number: times[number], default=1)
     if times[best] > worth * times[1]:
         best = 1
+    num_together = -(-whole // -(-whole // best))  # of groups of one size: 12 of 23, not 16
     tried = ", ".join(f"{1e6 * seconds:,.0f} us with {number}" for number, seconds in times.items())
-    words = f"{best} of {whole} jobs compute together (a step of each: {tried}{room})"
-    return GroupSize(best, words, times[best], times[1])
+    words = f"{num_together} of {whole} jobs compute together (a step of each: {tried}{room})"
+    return GroupSize(num_together, words, times[best], times[1])
 
 
 def _seconds(compute: Callable[[], object], undo: Callable[[], object], device: torch.device) -> float:

@@ -50,7 +50,7 @@ class Compiled:
         count, rows = tensors(batch)[0].shape[:2]
         if self.why_not or self.kind.usual_rows not in (None, rows):
             return None
-        look = repr(map_tensors(batch, lambda tensor: (tensor.dtype, tuple(tensor.shape[1:]))))
+        look = repr([(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors(batch)])
         larger = [size for size, other in self._functions if other == look and count <= size < 2 * count]
         key = (min(larger, default=count), look)
         if key not in self._functions:

@@ -44,65 +44,49 @@ def make_compiled(
         say: Prints what was compiled.
     """
     torch_compile = partial(torch.compile, dynamic=False if kind.fixed_shapes else None, options=kind.options)
-    plain = make()
-    whole, in_part = _WholeStep(make, optimizer, torch_compile, say=say), kind.in_part
-    compiled: Step | None = None  # in part
+    plain, in_part = make(), kind.in_part
+    update: FixedUpdate | None = None
+    whole: Step | None = None
+    forward_only: Step | None = None
+    num_steps = 0  # since `update` was made
+
+    def take_whole(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        nonlocal update, whole, num_steps
+        began, is_new = time.perf_counter(), update is None
+        if update is None or whole is None:
+            _trace_backward()
+            update = FixedUpdate(optimizer, as_formula=True)
+            whole = torch_compile(make(update=update), fullgraph=True)
+        num_steps += 1
+        update.set_numbers(num_steps)
+        values = whole(batches)
+        if is_new:
+            say(f"compile: the whole step is one function; made in {time.perf_counter() - began:.1f} s")
+        return values
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        nonlocal is_first, in_part, compiled
+        nonlocal is_first, in_part, forward_only, num_steps
         if is_first or kind.usual_rows not in (None, num_rows(batches[-1])):
             is_first = False
-            whole.skip()
+            num_steps += update is not None
             return plain(batches)
         if not in_part:
             try:
-                return whole(batches)
+                return take_whole(batches)
             except (CannotTraceError, _compiling_errors()) as error:
                 check_compiler(error)
                 in_part = f"the step can't be one function: {first_line(error)}"
-        if compiled is None:
+        if forward_only is None:
             say(f"compile: only the forward pass, as {in_part}")
-            compiled = make(compile_forward=torch_compile)
+            forward_only = make(compile_forward=torch_compile)
         try:
-            return compiled(batches)
+            return forward_only(batches)
         except _compiling_errors() as error:
             check_compiler(error)
             problem = f"torch can't compile this model: {first_line(error)}"
             raise RunnerError.suggest("train.compile=true", problem, ["train.compile=false"]) from error
 
     return step
-
-
-class _WholeStep:
-    def __init__(
-        self,
-        make: Callable[..., Step],
-        optimizer: Optimizer,
-        compile: Callable[..., Step],
-        *,
-        say: Callable[[str], None],
-    ) -> None:
-        self._make, self._optimizer, self._compile, self._say = make, optimizer, compile, say
-        self._update: FixedUpdate | None = None
-        self._taken = 0
-
-    def skip(self) -> None:
-        """Count an eager step."""
-        self._taken += self._update is not None
-
-    def __call__(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        """Raises: CannotTraceError if the optimizer, or this version of torch, can't be compiled with the step."""
-        began, is_new = time.perf_counter(), self._update is None
-        if self._update is None:
-            _trace_backward()
-            self._update = FixedUpdate(self._optimizer, as_formula=True)
-            self._step = self._compile(self._make(update=self._update), fullgraph=True)
-        self._taken += 1
-        self._update.set_numbers(self._taken)
-        values: Mapping[str, Tensor] = self._step(batches)
-        if is_new:
-            self._say(f"compile: the whole step is one function; made in {time.perf_counter() - began:.1f} s")
-        return values
 
 
 class CompiledSteps:

@@ -74,8 +74,6 @@ class GraphSteps:
             raise CannotTraceError(problem, "a change in place (`copy_`)")
         try:
             return self._capture.capture(run)
-        except HostDrawError as error:
-            raise CannotTraceError(str(error), "draws on the device (`torch.rand(..., device=x.device)`)") from error
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -83,10 +81,6 @@ class GraphSteps:
             problem += f" at {line}" if (line := line_of_error(error)) != UNKNOWN else ""
             fix = "a step that reads nothing of the device (`placement.guard=always` names what does)"
             raise CannotTraceError(problem, fix) from error
-
-
-class HostDrawError(Exception):
-    """A step that draws random numbers on the host, which a graph would repeat at each step."""
 
 
 class Capture(NamedTuple):
@@ -100,7 +94,7 @@ def cuda_graphs() -> Capture:
     """Return what captures kernels on the current CUDA device. All its graphs share one memory pool.
 
     Capturing waits for the device. It raises the step's own error instead of CUDA's at the end of the capture, and
-    restores the current stream. It also raises HostDrawError.
+    restores the current stream. It raises CannotTraceError for a draw on the host, which a graph would repeat.
     """
     pool: Any = None
     side = torch.cuda.Stream()
@@ -126,9 +120,8 @@ def cuda_graphs() -> Capture:
                 raise failed[0] from None
             raise
         if drawn := [name for name, state in host_generators(CUDA).items() if state != before[name]]:
-            raise HostDrawError(
-                f"the step draws from {' and '.join(drawn)}, and a graph would repeat that draw at each step"
-            )
+            problem = f"the step draws from {' and '.join(drawn)}, and a graph would repeat that draw at each step"
+            raise CannotTraceError(problem, "draws on the device (`torch.rand(..., device=x.device)`)")
         pool = graph.pool()
         replay: Run = graph.replay
         return replay

@@ -25,6 +25,8 @@ from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_,
 from runner.training.muon import Muon, adam_settings, matrix_steps
 
 Update = Callable[[], None]
+#: of a kernel, its rate or numbers, the gradients, and what has the gradients' scale
+TakeStep = Callable[["_Kernel", Any, Any, "FixedUpdate | None"], None]
 #: settings of a group that schedules change, besides the rate
 NUMBERS = {"betas", "momentum", "weight_decay"}
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
@@ -59,7 +61,7 @@ def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
         else:
             with torch.no_grad():
                 for kernel in kernels:
-                    kernel.launch(kernel.group["lr"])
+                    kernel.take(kernel.fused, kernel.group["lr"])
         for parameter in parameters:
             parameter.grad = None
 
@@ -149,9 +151,9 @@ class FixedUpdate:
                     problem = "a parameter has its first gradient after the first step"
                     raise CannotTraceError(problem, "a model that uses all its parameters in each step")
                 if self._as_formula:
-                    kernel.write_out(numbers)
+                    kernel.take(kernel.formula, numbers)
                 else:
-                    kernel.launch(numbers[0], scaled)
+                    kernel.take(kernel.fused, numbers[0], scaled)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -162,8 +164,8 @@ class _Kernel:
     parameters: list[Tensor]
     others: list[Tensor]  # without a state: they never had a gradient
     states: Mapping[str, list[Tensor]]
-    fused: Callable[[_Kernel, float | Tensor, Any, FixedUpdate | None], None]
-    formula: Callable[[_Kernel, Tensor, Any], None]
+    fused: TakeStep  # with the rate
+    formula: TakeStep  # with all numbers
     count: int | None  # steps of all parameters, if `numbers` depend on it
     counts: Tensor | None = None  # one tensor, of which states["step"] are views
 
@@ -180,20 +182,13 @@ class _Kernel:
         """Whether a parameter has its first gradient."""
         return any(parameter.grad is not None for parameter in self.others)
 
-    def launch(self, rate: float | Tensor, scaled: FixedUpdate | None = None) -> None:
-        kernel = self._of_gradients()
-        kernel.fused(kernel, rate, [parameter.grad for parameter in kernel.parameters], scaled)
-
-    def write_out(self, numbers: Tensor) -> None:
-        kernel = self._of_gradients()
-        kernel.formula(kernel, numbers, [parameter.grad for parameter in kernel.parameters])
-
-    def _of_gradients(self) -> _Kernel:
-        takes_part = [parameter.grad is not None for parameter in self.parameters]
-        if all(takes_part):
-            return self
-        states = {name: list(compress(values, takes_part)) for name, values in self.states.items()}
-        return replace(self, parameters=list(compress(self.parameters, takes_part)), states=states, counts=None)
+    def take(self, function: TakeStep, rate: Any, scaled: FixedUpdate | None = None) -> None:
+        """Call `fused` or `formula` for the parameters that have a gradient."""
+        kernel, takes_part = self, [parameter.grad is not None for parameter in self.parameters]
+        if not all(takes_part):
+            states = {name: list(compress(values, takes_part)) for name, values in self.states.items()}
+            kernel = replace(self, parameters=list(compress(self.parameters, takes_part)), states=states, counts=None)
+        function(kernel, rate, [parameter.grad for parameter in kernel.parameters], scaled)
 
 
 def _sgd_settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,7 +219,7 @@ def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedU
     fused_sgd_(kernel.parameters, grads, buffers, lr=rate, is_first_step=False, **settings, **_scale(scaled))
 
 
-def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
+def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tensor, grads: Any, _: Any) -> None:
     group = kernel.group
     if kernel.count is None:
         by_lists = kernel.parameters[0].device.type != "cpu"
@@ -246,13 +241,13 @@ def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tenso
         weight.sub_(mean / (square.sqrt() / correction + eps) * corrected_rate)
 
 
-def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
+def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any, _: Any) -> None:
     buffers = list(kernel.states.get("momentum_buffer", [None] * len(grads)))
     kinds = {"foreach": kernel.parameters[0].device.type != "cpu", "fused": False}
     sgd(kernel.parameters, grads, buffers, lr=numbers[0], **kinds, **_sgd_settings(kernel.group))  # type: ignore[arg-type]
 
 
-def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None = None) -> None:
+def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None) -> None:
     if scaled is not None:
         raise CannotTraceError("Muon's step of a matrix takes no scale of gradients", "`train.precision=bf16`")
     first = rate[0] if isinstance(rate, Tensor) and rate.dim() else rate
@@ -260,7 +255,7 @@ def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUp
 
 
 #: by optimizer: its kernel, its formula, and the state of each parameter
-KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], tuple[str, ...]]] = {
+KERNELS: dict[type[Optimizer], tuple[TakeStep, TakeStep, tuple[str, ...]]] = {
     Adam: (partial(_fused_adam, fused_adam_), partial(_adam_formula, adam), ADAM_STATE),
     AdamW: (partial(_fused_adam, fused_adamw_), partial(_adam_formula, adamw), ADAM_STATE),
     SGD: (_fused_sgd, _sgd_formula, ("momentum_buffer",)),

@@ -37,7 +37,8 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
     assert tried == sorted(set(tried)) and tried[:2] == [1, 2]
     assert tried[-1] == whole or tried[-1] >= max(best, 8)
     least = min(tried, key=of_each)
-    assert found.num_together == (least if of_each(least) <= 0.85 * of_each(1) else 1)
+    most = least if of_each(least) <= 0.85 * of_each(1) else 1
+    assert found.num_together <= most and -(-whole // found.num_together) == -(-whole // most)
     assert f"of {whole} jobs" in found.words
     monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.FOR_ACTIVATIONS)  # enough for seven members
     tried.clear()

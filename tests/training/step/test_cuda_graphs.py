@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.errors import RunnerError
 from runner.training.step import on_device
-from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, GraphSteps, HostDrawError, cuda_graphs
+from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, GraphSteps, cuda_graphs
+from runner.training.step.fused_update import CannotTraceError
 from runner.training.step.on_device import OnDevice
 
 
@@ -178,7 +179,7 @@ def test_a_capture_destroys_no_dead_graph(run, monkeypatch):
     del cycle
     seen = []
     monkeypatch.setattr(torch.cuda, "graph", lambda *args, **more: seen.append(dead()) or cuda.graph(*args, **more))
-    with suppress(RuntimeError, HostDrawError):
+    with suppress(RuntimeError, CannotTraceError):
         cuda_graphs().capture(run)
     assert seen == [None] and gc.isenabled()
 
@@ -194,8 +195,9 @@ def test_a_capture_destroys_no_dead_graph(run, monkeypatch):
 def test_a_draw_on_the_host_is_not_frozen_into_a_graph(draw, name, monkeypatch):
     FakeCuda(monkeypatch)
     graphs = cuda_graphs()
-    with pytest.raises(HostDrawError, match=name):
+    with pytest.raises(CannotTraceError, match=name) as raised:
         graphs.capture(draw)
+    assert "draws on the device" in raised.value.fix
     assert graphs.capture(lambda: None) is not None
 
 
@@ -205,11 +207,6 @@ def test_a_draw_on_the_host_is_not_frozen_into_a_graph(draw, name, monkeypatch):
 def test_a_capture_without_memory_is_no_step_that_needs_the_host(error):
     with pytest.raises(type(error), match="out of memory"):
         fail_to_capture(error)
-
-
-def test_what_draws_is_told_with_what_to_write():
-    with pytest.raises(RunnerError, match="draws on the device"):
-        fail_to_capture(HostDrawError("the step draws from NumPy's random"))
 
 
 def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch):
