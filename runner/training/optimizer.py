@@ -55,10 +55,18 @@ def make_optimizer(
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     kind: Any = make.func if isinstance(make, partial) else make
     settings = set(inspect.signature(kind).parameters)
+    chosen: dict[str, Any] = getattr(make, "keywords", {})
+    in_parts = any(hasattr(parameter, "full_tensor") for _, parameter in named)
+    is_half = precision == "fp16"
+    fuses = (
+        "fused" in settings
+        and device.type in FUSED_DEVICES
+        and all(parameter.is_floating_point() for _, parameter in named)
+        and all(chosen.get(name) is None for name in KERNEL_CHOICES)
+        and (not in_parts or kind in FUSED_IN_PARTS)
+        and not (is_half and (device.type == "mps" or any(_is_dampened({**chosen, **own}) for own in ({}, *groups))))
+    )
     parameters: Any = [parameter for _, parameter in named]
-    floating = all(parameter.is_floating_point() for parameter in parameters)
-    in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)
-    has_kernel = not in_parts or kind in FUSED_IN_PARTS
     if groups or no_decay or kind is Muon:
         parameters = _grouped(
             [(name.removeprefix(prefix), value) for name, value in named],
@@ -67,17 +75,12 @@ def make_optimizer(
             settings,
             matrices=hidden_matrices(model) if kind is Muon else None,
         )
-    chosen: dict[str, Any] = getattr(make, "keywords", {})
-    is_chosen = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
-    has_kernel &= device.type in FUSED_DEVICES and not (device.type == "mps" and precision == "fp16")
-    is_dampened = any(_is_dampened({**chosen, **own}) for own in ({}, *groups))
-    has_kernel &= not (precision == "fp16" and is_dampened)
     optimizer: Optimizer | None = None
-    if not is_chosen and floating and has_kernel and "fused" in settings:
+    if fuses:
         with suppress(RuntimeError):  # no fused kernel for this device
             optimizer = make(parameters, fused=True)
     optimizer = make(parameters) if optimizer is None else optimizer
-    if precision == "fp16" and isinstance(optimizer, torch.optim.SGD):
+    if is_half and isinstance(optimizer, torch.optim.SGD):
         _begin_momentum(optimizer)
     return optimizer
 

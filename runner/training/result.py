@@ -82,26 +82,22 @@ def fail(result: Result, error: BaseException) -> None:
     if isinstance(error, NotFiniteError):
         result.ending = "not_finite"
         result.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
-        return
-    if isinstance(error, RunnerError):  # found late: at the first step
+    elif isinstance(error, RunnerError):  # found late: at the first step
         result.error = on_a_line(error)
         log.error("the run failed: %s", result.error)
-        return
-    if isinstance(error, PlacementError):
+    elif isinstance(error, PlacementError):
         result.error = without_password(str(error))
         log.error("tensors on two devices met\n%s", traceback_of(error))
-        return
-    if is_full_disk(error):
+    elif is_full_disk(error):
         result.ending = "disk_full"
         result.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
-        return
-    if isinstance(error, DeletedError):
+    elif isinstance(error, DeletedError):
         result.ending, result.error = "deleted", str(error)
-        return
-    result.error = without_password(words_of(error))
-    log.error("the run failed\n%s", traceback_of(error))
-    if not isinstance(error, Exception | SystemExit):
-        raise error  # SystemExit comes from user code; a request to stop is a signal
+    else:
+        result.error = without_password(words_of(error))
+        log.error("the run failed\n%s", traceback_of(error))
+        if not isinstance(error, Exception | SystemExit):
+            raise error  # SystemExit comes from user code; a request to stop is a signal
 
 
 def words_of(error: BaseException) -> str:
@@ -132,31 +128,20 @@ def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
             with torch.enable_grad(), observe(changes):
                 predict(batch)
             node = re.search(r"of (\w+?)Backward\d", str(error))
-            fits = [one for one in changes.found if node and one.made_by.replace("_", "") == node[1].lower()]
-            if change := next(reversed(fits or changes.found), None):
-                problem = (
-                    f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
-                )
-                made = f"{change.made_by} at {change.made_at} made it"
-                return f"{problem}: {made}; help: make a new tensor at {change.line}, e.g., `x = x + 1` instead of `x += 1`"
+            fits = [seen for seen in changes.seen if node and seen[2].replace("_", "") == node[1].lower()]
+            if change := next(reversed(fits or changes.seen), None):
+                name, line, made_by, made_at = change
+                problem = f"{line} changes a tensor in place ({name}), and the gradient needs its old values"
+                fix = f"help: make a new tensor at {line}, e.g., `x = x + 1` instead of `x += 1`"
+                return f"{problem}: {made_by} at {made_at} made it; {fix}"
     return ""
 
 
-@dataclass(frozen=True)
-class _Change:
-    """An operation in place, and the one that made the tensor; a line is `my_models.py:12`."""
-
-    name: str
-    line: str
-    made_by: str
-    made_at: str
-
-
 class _Changes(OperationObserver):
-    """Observes the operations in place of a block."""
+    """Observes the operations in place of a block: for each its name and line, and those of what made the tensor."""
 
     def __init__(self) -> None:
-        self.found: list[_Change] = []
+        self.seen: list[tuple[str, str, str, str]] = []
         self._lines = call_site.Lines()
         self._makers: dict[int, tuple[str, str]] = {}  # by the address of the memory
 
@@ -165,7 +150,7 @@ class _Changes(OperationObserver):
         changed = done.args[0] if done.op._schema.is_mutable and done.args else None
         if isinstance(changed, Tensor):
             if (maker := self._makers.get(changed.untyped_storage().data_ptr())) is not None:
-                self.found.append(_Change(done.name, line, *maker))
+                self.seen.append((done.name, line, *maker))
         elif not done.op.is_view:
             self._makers |= {one.untyped_storage().data_ptr(): (done.name, line) for one in done.outputs}
 

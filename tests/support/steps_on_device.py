@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -46,9 +45,6 @@ SETTINGS = {
             [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 2**-3, "weight_decay": 0.1}]
         )
     },
-    "fp16": {"half": "fp16"},
-    "fp16, clipped, its first steps left out": {"half": "fp16", "clip": 0.5, "init_scale": 2.0**40},
-    "fp16, sgd": {"half": "fp16", "optimizer": partial(torch.optim.SGD, lr=2**-3, momentum=0.9, fused=True)},
     "augmented": {"augmented": True},
     "a checkpoint each eleven steps": {"limits": {"save_every_steps": 11}},  # more than a replay has
     "means of three": {"every": 3},
@@ -82,8 +78,6 @@ def trained(
     every=1,
     limits=None,
     task=None,
-    half="fp32",
-    init_scale=None,
     goes_on=False,
     kind=None,
 ):
@@ -105,12 +99,9 @@ def trained(
         buffer.load_state({"names": ["train/loss", "train/accuracy"], "rows": torch.zeros(0, 2), "notes": {}})
     progress = Progress(best=Best("val/loss", "min"))
     bounds = Limits(**{"num_epochs": 3, "num_steps": 10_000, **(limits or {})})
-    computes = make_precision(half, device=device)
-    if init_scale is not None:
-        computes = replace(computes, scaler=torch.amp.GradScaler(device.type, init_scale=init_scale))
     chosen = {
         "optimizer": opt,
-        "precision": computes,
+        "precision": make_precision("fp32", device=device),
         "clip_grad_norm": clip,
         "average": average,
     }
@@ -144,8 +135,7 @@ def trained(
     ]
     notes = [point for window in windows for point in window.notes.get("train/lr", [])]
     weights = {name: value.tolist() for name, value in (average.model if average else model).state_dict().items()}
-    scale = computes.scaler.state_dict()
-    return {"rows": found, "notes": notes, "weights": weights, "kept": kept, "steps": progress.step, "scale": scale}
+    return {"rows": found, "notes": notes, "weights": weights, "kept": kept, "steps": progress.step}
 
 
 class Shift(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 from runner.models.gpt import GPT
 from runner.training.muon import Muon, hidden_matrices
 from runner.training.optimizer import make_optimizer
-from runner.training.step.fused_update import CannotTraceError, FixedUpdate, make_update
+from runner.training.step.fused_update import make_update
 
 CPU = torch.device("cpu")
 
@@ -120,14 +120,3 @@ def test_a_run_that_goes_on_has_the_same_bits():
 def test_what_it_does_not_take_is_said(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Muon([nn.Parameter(torch.ones(2, 2))], **wrong)
-
-
-def test_gradients_with_a_scale_are_refused_where_the_step_is_captured():
-    """A GradScaler would pass its scale to the optimizer, but the step of a matrix does not divide by it."""
-    model = net()
-    optimizer = make_optimizer(Muon, model, device=CPU)
-    steps(model, optimizer.step, num=1)
-    with pytest.raises(CannotTraceError, match="no scale of gradients"):
-        update = FixedUpdate(optimizer, as_formula=False)
-        update.grad_scale, update.found_inf = torch.tensor(2.0), torch.tensor(0.0)
-        update.step()

@@ -25,8 +25,8 @@ from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_,
 from runner.training.muon import Muon, adam_settings, matrix_steps
 
 Update = Callable[[], None]
-#: of a kernel, its rate or numbers, the gradients, and what has the gradients' scale
-TakeStep = Callable[["_Kernel", Any, Any, "FixedUpdate | None"], None]
+#: of a kernel, its rate or numbers, and the gradients
+TakeStep = Callable[["_Kernel", Any, Any], None]
 #: settings of a group that schedules change, besides the rate
 NUMBERS = {"betas", "momentum", "weight_decay"}
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
@@ -81,7 +81,6 @@ class FixedUpdate:
 
     Created after the optimizer's first step, when its state exists. `numbers` (G, K) has a row for each group: the rate, and
     for Adam's formula on a CPU the corrected rate and the bias correction, which compiled code would compute per weight.
-    A GradScaler treats it as an optimizer with a fused kernel (_step_supports_amp_scaling).
 
     Args:
         as_formula: Written in operations that a compiler can fuse with others; else by the fused kernels.
@@ -90,13 +89,8 @@ class FixedUpdate:
         CannotTraceError: For other optimizers, and unusual settings.
     """
 
-    _step_supports_amp_scaling = True
-    # set by a GradScaler for its step: the gradients' scale (None: they were divided by it), and 1.0 to skip the step
-    grad_scale: Tensor | None
-    found_inf: Tensor
-
     def __init__(self, optimizer: Optimizer, *, as_formula: bool) -> None:
-        self._optimizer, self._as_formula = optimizer, as_formula
+        self._as_formula = as_formula
         self._kernels = _kernels(optimizer)
         if not self._kernels:
             problem = f"{type(optimizer).__name__} with these settings takes its steps itself"
@@ -134,16 +128,7 @@ class FixedUpdate:
             return [list(step) for step in zip(*(kernel.numbers(since, num) for kernel in self._kernels), strict=True)]
         return [[[float(kernel.group["lr"])] for kernel in self._kernels]] * num
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """A GradScaler divides their gradients."""
-        return self._optimizer.param_groups
-
-    def step(self) -> None:
-        """Called by a GradScaler."""
-        self.update(self)
-
-    def update(self, scaled: FixedUpdate | None = None) -> None:
+    def update(self) -> None:
         """Take the step and clear the gradients. Which parameters have one is compiled in."""
         with torch.no_grad():
             for kernel, numbers in zip(self._kernels, self.numbers.unbind(), strict=True):
@@ -153,7 +138,7 @@ class FixedUpdate:
                 if self._as_formula:
                     kernel.take(kernel.formula, numbers)
                 else:
-                    kernel.take(kernel.fused, numbers[0], scaled)
+                    kernel.take(kernel.fused, numbers[0])
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -182,21 +167,17 @@ class _Kernel:
         """Whether a parameter has its first gradient."""
         return any(parameter.grad is not None for parameter in self.others)
 
-    def take(self, function: TakeStep, rate: Any, scaled: FixedUpdate | None = None) -> None:
+    def take(self, function: TakeStep, rate: Any) -> None:
         """Call `fused` or `formula` for the parameters that have a gradient."""
         kernel, takes_part = self, [parameter.grad is not None for parameter in self.parameters]
         if not all(takes_part):
             states = {name: list(compress(values, takes_part)) for name, values in self.states.items()}
             kernel = replace(self, parameters=list(compress(self.parameters, takes_part)), states=states, counts=None)
-        function(kernel, rate, [parameter.grad for parameter in kernel.parameters], scaled)
+        function(kernel, rate, [parameter.grad for parameter in kernel.parameters])
 
 
 def _sgd_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: group[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
-
-
-def _scale(scaled: FixedUpdate | None) -> dict[str, Any]:
-    return {"grad_scale": scaled.grad_scale, "found_inf": scaled.found_inf} if scaled else {}
 
 
 def _lists(kernel: _Kernel, grads: Any) -> tuple[Any, ...]:
@@ -204,22 +185,17 @@ def _lists(kernel: _Kernel, grads: Any) -> tuple[Any, ...]:
     return kernel.parameters, grads, states["exp_avg"], states["exp_avg_sq"], [], states["step"]
 
 
-def _fused_adam(
-    op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None
-) -> None:
-    counts = kernel.states["step"] if kernel.counts is None else [kernel.counts]
-    # a list: torch would read a single tensor as a Python number (2.13)
-    foreach_add_(counts, [1 - scaled.found_inf] * len(counts) if scaled else 1)
-    op(*_lists(kernel, grads), lr=rate, **adam_settings(kernel.group), **_scale(scaled))
+def _fused_adam(op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
+    foreach_add_(kernel.states["step"] if kernel.counts is None else [kernel.counts], 1)
+    op(*_lists(kernel, grads), lr=rate, **adam_settings(kernel.group))
 
 
-def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None) -> None:
+def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
     buffers = kernel.states.get("momentum_buffer", [])
-    settings = _sgd_settings(kernel.group)
-    fused_sgd_(kernel.parameters, grads, buffers, lr=rate, is_first_step=False, **settings, **_scale(scaled))
+    fused_sgd_(kernel.parameters, grads, buffers, lr=rate, is_first_step=False, **_sgd_settings(kernel.group))
 
 
-def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tensor, grads: Any, _: Any) -> None:
+def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
     group = kernel.group
     if kernel.count is None:
         by_lists = kernel.parameters[0].device.type != "cpu"
@@ -241,15 +217,13 @@ def _adam_formula(function: Callable[..., None], kernel: _Kernel, numbers: Tenso
         weight.sub_(mean / (square.sqrt() / correction + eps) * corrected_rate)
 
 
-def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any, _: Any) -> None:
+def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
     buffers = list(kernel.states.get("momentum_buffer", [None] * len(grads)))
     kinds = {"foreach": kernel.parameters[0].device.type != "cpu", "fused": False}
     sgd(kernel.parameters, grads, buffers, lr=numbers[0], **kinds, **_sgd_settings(kernel.group))  # type: ignore[arg-type]
 
 
-def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: FixedUpdate | None) -> None:
-    if scaled is not None:
-        raise CannotTraceError("Muon's step of a matrix takes no scale of gradients", "`train.precision=bf16`")
+def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
     first = rate[0] if isinstance(rate, Tensor) and rate.dim() else rate
     matrix_steps(kernel.parameters, grads, kernel.states["momentum_buffer"], first, kernel.group)
 

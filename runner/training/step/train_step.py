@@ -72,7 +72,6 @@ def make_step(
     is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # across processes
     num_counted, own_batches = getattr(task, "num_counted", None), options.own_batches
     scaler: Any = precision.scaler
-    target: Any = options.update or optimizer
     inputs = parameters if options.is_a_turn else None  # what gets gradients; None: all that the loss depends on
     clocked: Clocked = options.clocked or (lambda name, call: call)
 
@@ -106,7 +105,7 @@ def make_step(
     def clip() -> Tensor | None:
         if clip_grad_norm is None:
             return None
-        scaler.unscale_(target)
+        scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
         return norm.full_tensor() if is_in_parts else norm  # type: ignore[attr-defined]  # a DTensor
 
@@ -114,7 +113,7 @@ def make_step(
         return _make_step_with_closure(optimizer, compute_gradients, clip, averages)
 
     def scaled_update() -> None:
-        scaler.step(target)
+        scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
 

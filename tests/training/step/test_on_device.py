@@ -66,7 +66,6 @@ def assert_close(ours, expected):
     assert [step for step, _ in ours["kept"]] == [step for step, _ in expected["kept"]]
 
 
-# the update of fp16 is not compiled
 COMPILED = {name: SETTINGS[name] for name in ("accumulated, clipped, averaged", "a schedule", "groups", "augmented")}
 
 
