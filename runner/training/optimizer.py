@@ -164,25 +164,20 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         RunnerError: For a pattern that matches nothing, and if nothing is left to train.
     """
     named = dict(model.named_parameters())
-    bare = {  # norms with statistics and no parameters
-        f"{name}.running_mean": module
-        for name, module in model.named_modules()
-        if getattr(module, "running_mean", None) is not None and not list(module.parameters(recurse=False))
-    }
-    for pattern in patterns:
-        for name in matching(pattern, [*named, *bare], key="model.freeze"):
-            if name in bare:
-                _stay_in_eval(bare[name])
-            else:
-                named[name].requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in named.values()):
+    norms = {name: norm for name, norm in model.named_modules() if getattr(norm, "running_mean", None) is not None}
+    own = {name: list(norm.parameters(recurse=False)) for name, norm in norms.items()}
+    names = [*named, *(f"{name}.running_mean" for name in norms if not own[name])]
+    frozen = {name for pattern in patterns for name in matching(pattern, names, key="model.freeze")}
+    for name in frozen & named.keys():
+        named[name].requires_grad_(False)
+    if frozen and not any(parameter.requires_grad for parameter in named.values()):
         source, fix = f"model.freeze=[{','.join(patterns)}]", "use patterns that leave the last layer out"
         raise RunnerError.of(source, "`model.freeze` leaves nothing to train", fix)
-    for module in model.modules():
-        own = list(module.parameters(recurse=False))
-        is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)
-        if is_frozen and getattr(module, "running_mean", None) is not None:
-            _stay_in_eval(module)
+    for name, norm in norms.items() if frozen else ():
+        if not any(parameter.requires_grad for parameter in own[name]) and (
+            own[name] or f"{name}.running_mean" in frozen
+        ):
+            _stay_in_eval(norm)
 
 
 def _stay_in_eval(module: nn.Module) -> None:

@@ -18,8 +18,7 @@ from runner.device import backends, torch_private
 from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
 from runner.errors import first_line
-from runner.training.stacked.functions import MembersFunctions
-from runner.training.stacked.stack import ModelStack
+from runner.training.stacked.stack import MembersFunctions, ModelStack
 from runner.training.step.compiled import check_compiler
 from runner.training.step.on_device import Compiling
 

@@ -20,8 +20,7 @@ from runner.training.carried_state import TensorCopies
 from runner.training.muon import Muon
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
-from runner.training.stacked.functions import MembersFunctions
-from runner.training.stacked.stack import CannotStackError, ModelStack
+from runner.training.stacked.stack import CannotStackError, MembersFunctions, ModelStack
 from runner.training.step.fused_update import make_update
 from runner.training.step.train_step import Step, mean_over
 

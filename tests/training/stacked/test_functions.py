@@ -5,7 +5,7 @@ import torch
 from torch.func import vmap
 from torch.nn import functional as F
 
-from runner.training.stacked.functions import MembersFunctions
+from runner.training.stacked.stack import MembersFunctions
 
 HIDDEN = torch.tensor([[True, False], [False, False], [True, True]])
 
