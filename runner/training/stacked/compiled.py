@@ -71,10 +71,6 @@ class Compiled:
         self._functions.clear()
 
 
-class HostStateError(Exception):
-    """A number of the host's is another each time, and a function would have it as it was when it was made."""
-
-
 class Function:
     """Forward and backward of as many members as a stack has, or fewer, for batches of one shape. Takes them three times to
     be made."""
@@ -110,7 +106,7 @@ class Function:
         inputs = self._inputs(stack, batch, masks)
         graph, again = (torch_private.make_fx(compute)(*inputs) for _ in range(2))
         if not _are_same(graph, again):
-            raise HostStateError("the forward pass is another each time by something of the host's")
+            raise ValueError("the forward pass is another each time by something of the host's")
         turn_products(graph)
         self._compute = torch_private.compile_graph(graph, inputs, options=options)
 

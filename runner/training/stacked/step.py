@@ -22,7 +22,7 @@ from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.stack import CannotStackError, MembersFunctions, ModelStack
 from runner.training.step.fused_update import make_update
-from runner.training.step.train_step import Step, mean_over
+from runner.training.step.train_step import Step, mean_over, shares
 
 #: torch's optimizers that treat each tensor separately
 BY_TENSOR = "SGD Adam AdamW Adamax NAdam RAdam RMSprop Adagrad Adadelta Adafactor ASGD Rprop"
@@ -81,7 +81,9 @@ class StackedGradients:
             if len(batches) == 1:
                 values = self._forward_backward(batches[0], None)
             else:
-                values = mean_over(zip(batches, self._shares(batches), strict=True), self._forward_backward)
+                num_counted = self._num_counted if hasattr(self._stack.wholes[0].task, "num_counted") else None
+                pairs = shares(batches, num_counted, count_rows=lambda batch: tensors(batch)[0].shape[1])
+                values = mean_over(pairs, self._forward_backward)
         except RuntimeError:
             self.undo()
             raise
@@ -116,17 +118,10 @@ class StackedGradients:
         (loss if share is None else loss * share).sum().backward()
         return {name: value.detach() for name, value in outputs.items()}
 
-    def _shares(self, batches: Sequence[Any]) -> Sequence[Any]:
-        tasks: list[Any] = [whole.task for whole in self._stack.wholes]
-        if not hasattr(tasks[0], "num_counted"):
-            rows = [next(tensor.shape[1] for tensor in tensors(batch)) for batch in batches]
-            return [count / sum(rows) for count in rows]
-        each = []
-        for number, task in enumerate(tasks):  # attributes may differ, e.g., padding
-            own = partial(torch.select, dim=0, index=number)
-            each.append(torch.stack([task.num_counted(map_tensors(batch, own)) for batch in batches]))
-        counted = torch.stack(each, dim=1)  # (batches, M)
-        return (counted / counted.sum(0).clamp(min=1)).unbind()
+    def _num_counted(self, batch: Any) -> Tensor:
+        tasks: list[Any] = [whole.task for whole in self._stack.wholes]  # their attributes may differ, e.g., padding
+        own = [map_tensors(batch, partial(torch.select, dim=0, index=number)) for number in range(len(tasks))]
+        return torch.stack([task.num_counted(each) for task, each in zip(tasks, own, strict=True)])
 
 
 def _keep_gradient(parameter: Tensor, gradient: Tensor, share: Any) -> None:

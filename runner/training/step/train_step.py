@@ -97,7 +97,7 @@ def make_step(
         if len(batches) == 1:
             values = forward_backward(batches[0], None).items()
             return {name: value.detach() if value.requires_grad else value for name, value in values}
-        return mean_over(_shares(batches, num_counted), forward_backward)
+        return mean_over(shares(batches, num_counted), forward_backward)
 
     wrap = options.wrap_forward_backward
     compute_gradients: Step = clocked("backward", wrap(accumulate) if wrap else accumulate)
@@ -188,17 +188,19 @@ def _take_turns(optimizer: Turns, steps: Mapping[str, Step], *, averages: Averag
     return step
 
 
-def _shares(
-    batches: Sequence[Any], num_counted: Callable[[Any], Tensor] | None
+def shares(
+    batches: Sequence[Any],
+    num_counted: Callable[[Any], Tensor] | None,
+    *,
+    count_rows: Callable[[Any], int] = num_rows,
 ) -> Iterator[tuple[Any, float | Tensor]]:
+    """Yield each batch with its share of the step: of the examples, or of what num_counted() counts, () or (M,)."""
     if num_counted is None:
-        rows = [num_rows(batch) for batch in batches]
-        for batch, count in zip(batches, rows, strict=True):
-            yield batch, count / sum(rows)
+        rows = list(map(count_rows, batches))
+        yield from zip(batches, [count / sum(rows) for count in rows], strict=True)
         return
-    counted = torch.stack([num_counted(batch) for batch in batches])
-    shares = counted / counted.sum().clamp(min=1)  # all 0 if nothing counts
-    yield from zip(batches, shares.unbind(), strict=True)
+    counted = torch.stack(list(map(num_counted, batches)))
+    yield from zip(batches, (counted / counted.sum(0).clamp(min=1)).unbind(), strict=True)  # all 0 if nothing counts
 
 
 def mean_over(parts: Iterable[tuple[Any, Any]], forward_backward: ForwardBackward) -> dict[str, Tensor]:
