@@ -163,7 +163,7 @@ def _train(cfg: DictConfig, parts: Parts, rates: Any) -> tuple[Any, Any]:
             is_over.set()
 
     background = Background(begin=partial(backends.use_in_thread, parts.device))
-    buffer = MetricBuffer(parts.device, take, background=background, pull_every=PULL_EVERY, watch="")
+    buffer = MetricBuffer(parts.device, take, background=background, pull_every=PULL_EVERY, checks=False)
     parts.model.train()
     try:
         for rate, batches in zip(rates, _batches(parts.train, cfg.train.accumulate_steps), strict=False):

@@ -57,6 +57,7 @@ class MetricBuffer:
         sink: Called with each Window, in order, in the background thread.
         pull_every: Steps between copies.
         every: Steps per point, which is their mean, computed on the device.
+        checks: Raise for a loss that is not finite, in the background.
         mean: The mean over all processes, if several write at the same steps.
     """
 
@@ -68,12 +69,13 @@ class MetricBuffer:
         background: Background,
         pull_every: int,
         every: int = 1,
+        checks: bool = True,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
         self.step = 0
         self.device, self._sink, self._background = device, sink, background
-        self._every, self._mean = every, mean
+        self._every, self._checks, self._mean = every, checks, mean
         self._half = math.ceil(pull_every / every) * every
         self._names: tuple[str, ...] = ()
         self._ring = torch.empty(0)
@@ -253,7 +255,7 @@ class MetricBuffer:
         steps = pull.last_step - num_steps + ends
         window = Window(self._names, steps, values, times_ms, now - before, num_steps, pull.notes)
         self._sink(window)
-        if WATCHED in self._names:
+        if self._checks and WATCHED in self._names:
             _check(values[:, self._names.index(WATCHED)], steps)
 
 

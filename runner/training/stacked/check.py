@@ -85,7 +85,8 @@ def most_members(parts: Parts, *, read_bytes: int) -> int:
     weights = sum(value.nbytes for value in parts.model.state_dict().values())
     rows = sum(each.device_bytes for each in parts.loaders)
     room = int((free - read_bytes) * FOR_WEIGHTS)
-    return max(1, room // max(1, NUMBERS_A_WEIGHT * weights + rows))
+    num_members: int = room // max(1, NUMBERS_A_WEIGHT * weights + rows)
+    return max(1, num_members)
 
 
 def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
