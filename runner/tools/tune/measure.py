@@ -48,7 +48,9 @@ class Candidate:
         self.threads = torch.get_num_threads()
         self._background = Background(begin=partial(backends.use_in_thread, device))
         self._progress = Progress(best=parts.best)
-        self._buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, checks=False)
+        self._buffer = MetricBuffer(
+            device, self._windows.append, background=self._background, pull_every=100, checks=False
+        )
         try:
             self._steps = self._endless()
             times = self._first_steps()
