@@ -196,7 +196,7 @@ class Reporter(Observer):
             self._add(tuple(new), np.array([step]), np.array([time_ms]), np.array([list(new.values())]))
 
     def settle(self) -> None:
-        """Write what waits to the disk at once, and wake the publisher.
+        """Write what waits to the disk at once.
 
         Raises: OSError; it all waits on then, but for what the journal has all the same.
         """
@@ -212,10 +212,8 @@ class Reporter(Observer):
     def _journaled(self) -> None:
         self.points += sum(len(block.steps) * sum(map(_is_measured, block.names)) for block in self._waiting)
         self._waiting = []
-        if self._publisher is not None:
-            self._publisher.wake()
-            if (problem := self._publisher.first_failure()) is not None:
-                self._screen.say(f"tracking: {problem}; the run continues, and its journal keeps everything")
+        if self._publisher is not None and (problem := self._publisher.first_failure()) is not None:
+            self._screen.say(f"tracking: {problem}; the run continues, and its journal keeps everything")
 
     def means(self) -> dict[str, float]:
         """The means over the training's points since the last call."""
@@ -238,8 +236,6 @@ class Reporter(Observer):
             tags["mlflow.loggedArtifacts"] = json.dumps([{"path": path, "type": "table"} for path in written])
         if tags:
             self.journal.event("tags", tags=tags)
-        if self._publisher is not None:
-            self._publisher.wake()
 
     def _add(self, names: tuple[str, ...], steps: NDArray[Any], times_ms: NDArray[Any], values: NDArray[Any]) -> None:
         new = steps > self._last_steps.get(names[0], -1)

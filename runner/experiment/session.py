@@ -155,8 +155,6 @@ class Session:
                 rows = example_rows(self._parts)
             if has_model:
                 self.reporter.log_model(self._parts, self.settings, rows, step=result.best.step)
-                if self._publisher is not None:
-                    self._publisher.wake()  # it is sent while the plots are drawn
         with self._failing():
             if shows:
                 self._draw(series)

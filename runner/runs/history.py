@@ -17,8 +17,7 @@ from runner.errors import RunnerError
 from runner.runs import find
 from runner.runs.output_files import check_output, write_file
 from runner.runs.store import open_stored
-from runner.tracking.history import FILE, pieces
-from runner.tracking.journal_reader import Series, read_series
+from runner.tracking.journal_reader import HISTORY, Series, pieces, read_series
 from runner.tracking.mlflow_names import Names
 
 if TYPE_CHECKING:
@@ -51,9 +50,9 @@ def of_store(client: MlflowClient, run: Run) -> dict[str, Series]:
     The file is written at the end of a run. After a resume, newer points come from the store.
     """
     series: dict[str, Series] = {}
-    if any(item.path == FILE for item in client.list_artifacts(run.info.run_id)):
+    if any(item.path == HISTORY for item in client.list_artifacts(run.info.run_id)):
         with tempfile.TemporaryDirectory() as folder:
-            series = _of_file(Path(client.download_artifacts(run.info.run_id, FILE, folder)))
+            series = _of_file(Path(client.download_artifacts(run.info.run_id, HISTORY, folder)))
     is_whole = run.info.status == "FINISHED"
     for name in run.data.metrics.keys() - (series.keys() if is_whole else ()):
         points = client.get_metric_history(run.info.run_id, name)  # page after page

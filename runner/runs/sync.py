@@ -14,9 +14,8 @@ from runner.experiment.terminal import say
 from runner.runs.find import ROOTS
 from runner.tracking import recipes, store_uri, stores
 from runner.tracking.ack import read_ack
-from runner.tracking.damage import find_damage
-from runner.tracking.journal import is_being_written
-from runner.tracking.publisher import find_journals, sync
+from runner.tracking.journal import find_damage, is_being_written
+from runner.tracking.sync import find_journals, sync
 
 
 def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:

@@ -16,12 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from runner.config.importing import loading
 from runner.tracking import mlflow_store, store_uri
+from runner.tracking.follow import BROKEN, UploadLoop
 from runner.tracking.pipe import Line
-from runner.tracking.publish_loop import BROKEN, UploadRounds, follow
-from runner.tracking.publish_run import PublishedRun
 from runner.tracking.publisher import LOG
+from runner.tracking.sync import FollowedRun
 from runner.tracking.system_metrics import Machine
 from runner.tracking.uploader import Known, Uploader
 
@@ -36,6 +35,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
     if hasattr(os, "nice"):
         os.nice(5)  # the training comes first
+    pipe = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)  # not sys.stdin, which exit() would wait for
     with ExitStack() as stack:
         failure = None
         try:  # while the run is still being checked: ahead.Ahead
@@ -44,8 +44,7 @@ def main() -> int:
                 mlflow_store.load_sqlite()
         except Exception as error:  # raised below, when the log file is open
             failure = error
-        settings = _first_line(sys.stdin.fileno())
-        if not settings:  # the run never started
+        if not (settings := pipe.readline()).endswith(b"\n"):  # the run never started
             return 0
         name, uri, grace_seconds = json.loads(settings)
         os.environ["MLFLOW_TRACKING_URI"] = uri
@@ -56,62 +55,32 @@ def main() -> int:
         _write_masked(uri)
         if failure is not None:
             raise failure
-        return _publish(folder, uri, Line(sys.stdin.fileno(), grace_seconds=grace_seconds), owner=owner)
+        return _upload(folder, uri, Line(pipe, grace_seconds=grace_seconds), owner=owner)
 
 
-def _first_line(fd: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (byte := os.read(fd, 1)):
-            return b""
-        line += byte
-    return line
-
-
-def _publish(folder: Path, uri: str, line: Line, *, owner: int) -> int:
+def _upload(folder: Path, uri: str, line: Line, *, owner: int) -> int:
     path = store_uri.sqlite_path(uri)
     if path is not None and path.exists():
-        _open_sqlite(uri)
+        mlflow_store.problem(uri)  # opens it; a new one is created when there is something to send
     gc.freeze()  # else each collection would visit MLflow's 300,000 objects
-
     machine, known = Machine(), Known()
 
-    def upload(folder: Path, lives: bool) -> Uploader:
-        if path is not None and not path.exists():  # not earlier: a run with an error must not leave a store
-            _open_sqlite(uri)
-        how = {"rest": line.rest, "takes_graph": True, "known": known}
-        return Uploader(folder, uri, machine=machine if lives else None, **how)  # type: ignore[arg-type]
+    def uploader_of(folder: Path, is_running: bool) -> Uploader:
+        measured = machine if is_running else None
+        return Uploader(folder, uri, machine=measured, rest=line.rest, takes_graph=True, known=known)
 
     try:
-        rounds = UploadRounds(
+        loop = UploadLoop(
             folder,
-            run_of=lambda folder: PublishedRun(folder, upload),
-            ask=lambda: _what_is_wrong(uri),
+            line,
+            run_of=lambda folder: FollowedRun(folder, uploader_of),
+            ask=lambda: mlflow_store.problem(uri),
             num_at_once=CONNECTIONS if uri.startswith(("http:", "https:")) else 1,
         )
-        return follow(rounds, line, has_owner=lambda: os.getppid() == owner)
+        return loop.run(has_owner=lambda: os.getppid() == owner)
     except Exception:
         log.exception("unexpected error")
         return BROKEN
-
-
-def _what_is_wrong(uri: str) -> str | None:
-    try:
-        mlflow_store.ask(uri)
-    except Exception as error:
-        return mlflow_store.explain(error, uri=uri)
-    return None
-
-
-def _open_sqlite(uri: str) -> None:
-    ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a half-created store could not be opened again
-    try:
-        with loading():  # alembic imports 60 migrations
-            mlflow_store.open_store(uri)
-    except Exception as error:  # reported when there is something to send
-        log.warning("the store does not open: %s", mlflow_store.explain(error, uri=uri))
-    finally:
-        signal.signal(signal.SIGTERM, ended)
 
 
 def _write_masked(uri: str) -> None:

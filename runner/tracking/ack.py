@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runner.config import run_files
+from runner.tracking import store_uri
 from runner.tracking.journal_records import FILE as JOURNAL
-from runner.tracking.journal_records import count_points, scan
+from runner.tracking.journal_records import begins_record, count_points, scan, scan_events
+from runner.tracking.mlflow_store import explain
 
 FILE = "journal/ack.json"  # in a run's folder
+REJECTED = "journal/rejected.jsonl"
+
+log = logging.getLogger("runner.tracking")
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,24 @@ def read_ack(folder: Path) -> Ack:
     return dataclasses.replace(ack, points_pending=count_points(folder / JOURNAL, ack.offset))
 
 
+def read_error(folder: Path) -> str | None:
+    """Return the error in the last acknowledgement, without reading the journal."""
+    try:
+        error = run_files.read_json(folder / FILE)["error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if error is None else str(error)
+
+
+def start_time_ms(folder: Path) -> int:
+    """Return the time of the run's first start, which a resumed run continues; 0 if the journal lost it."""
+    first = next(scan(folder / JOURNAL), None)
+    return first.data.get("start_ms") or 0 if first is not None and isinstance(first.data, dict) else 0
+
+
 def end_time_ms(folder: Path, ack: Ack, end_ms: int) -> int:
     """Return `end_ms`, or the time of the run's start or last point if that is later: a clock may go backward."""
-    first = next(scan(folder / JOURNAL), None)
-    start_ms = first.data.get("start_ms") or 0 if first is not None and isinstance(first.data, dict) else 0
-    return max([end_ms, start_ms, *(time_ms for _, _, time_ms in ack.last_points.values())])
+    return max([end_ms, start_time_ms(folder), *(time_ms for _, _, time_ms in ack.last_points.values())])
 
 
 def write_ack(folder: Path, ack: Ack) -> None:
@@ -94,3 +115,54 @@ def write_ack(folder: Path, ack: Ack) -> None:
 def _digest(fields: dict[str, Any]) -> str:
     """Protects the offset: a damaged one would skip points."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+class UploadProgress:
+    """The Ack of one run and one store, written to disk after each change.
+
+    An Ack of another store or another journal is discarded.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder, self._uri, self._mask = folder, uri, store_uri.masker(uri)
+        self.ack = dataclasses.replace(read_ack(folder), points_pending=0)
+        if self.ack.uri != store_uri.shown(uri) or not begins_record(folder / JOURNAL, self.ack.offset):
+            self.ack = Ack(uri=store_uri.shown(uri))
+
+    def note(self, **changes: Any) -> None:
+        """Change fields of the Ack and write it."""
+        self.ack = dataclasses.replace(self.ack, **changes)
+        write_ack(self._folder, self.ack)
+
+    def begin_again(self, *, is_same_run: bool = False) -> None:
+        """Forget what the store acknowledged: it has lost the run, or points of the same run."""
+        (self._folder / REJECTED).unlink(missing_ok=True)
+        kept = ("run_id", "experiment_id", "uid", "points_restored") if is_same_run else ()
+        self.ack = Ack(uri=self.ack.uri, **{name: getattr(self.ack, name) for name in kept})
+        self.note()
+
+    def warn(self, text: str) -> None:
+        """Log and store that something was left out."""
+        text = self._mask(text)
+        log.warning(text)
+        if text not in self.ack.warnings:
+            self.note(warnings=(*self.ack.warnings, text))
+
+    def fail(self, error: Exception, *, what: str = "") -> None:
+        """Log and store an error after which sending is tried again."""
+        experiment = None
+        with contextlib.suppress(ValueError, OSError):
+            experiment = next(scan_events(self._folder / JOURNAL), {}).get("experiment")
+        text = explain(error, uri=self._uri, experiment=experiment)
+        text = f"{what}: {text}" if what else text
+        if text != self.ack.error:  # one traceback per outage
+            log.warning("%s", text)
+            log.info("traceback of this error", exc_info=error)  # not shown by `sync`
+            self.note(error=text)
+
+    def reject(self, kind: str, refused: Iterable[tuple[Any, str]]) -> None:
+        """Append what the store refuses to rejected.jsonl."""
+        for item, why in refused:
+            fields = {key: getattr(item, key) for key in ("key", "value", "step", "timestamp") if hasattr(item, key)}
+            with (self._folder / REJECTED).open("a") as file:
+                file.write(json.dumps({"kind": kind, **fields, "why": self._mask(why)}) + "\n")

@@ -22,6 +22,8 @@ class Ahead:
 
     def __init__(self, uri: str) -> None:
         kind = ["sqlite"] if uri.startswith("sqlite:") else []
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+        environment |= {"PYTHONPATH": python_path(own=False), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             # -P: a user's directory `runner` must not replace this package
@@ -31,7 +33,7 @@ class Ahead:
                 stdout=subprocess.DEVNULL,  # its first line names the log file
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                env=_environment(),
+                env=environment,
                 start_new_session=True,
             )
 
@@ -41,21 +43,9 @@ class Ahead:
         return process
 
     def close(self) -> None:
+        """Kill the process if it was not taken, and wait for it."""
         if (process := self.taken()) is not None:
-            kill_unused(process)
-
-
-def kill_unused(process: subprocess.Popen[bytes]) -> None:
-    """Kill an uploader that has no run, and wait for it."""
-    process.kill()
-    if process.stdin is not None:
-        process.stdin.close()
-    process.wait()
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
-        "PYTHONPATH": python_path(own=False),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+            process.kill()
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait()

@@ -5,7 +5,6 @@ A socket's time-out is one between two bytes: a server that sends a byte every f
 
 from __future__ import annotations
 
-import functools
 import http.client
 import io
 import socket
@@ -16,20 +15,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import requests
+import urllib3.connection
 from mlflow.utils import request_utils
 
-from runner.tracking.answer_limit import MOST_BYTES, TOO_LONG
+from runner.tracking.mlflow_store import TOO_LONG
 
+MOST_BYTES = 32 << 20  # a page of 25,000 points, the largest request, has 3 MB
 ADAPTER = "TCPKeepAliveHTTPAdapter"  # MLflow makes its sessions with it
 
 _limits = threading.local()  # `seconds` of the current request in this thread; None for a download
 
 
-class _Timed(io.RawIOBase):
-    """Reads from a socket until a deadline. Raises: TimeoutError."""
+class _Limited(io.RawIOBase):
+    """Reads from a socket until a deadline, and no more than MOST_BYTES. Raises: TimeoutError, OSError."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, seconds: float) -> None:
-        self._raw, self._sock, self._until = raw, sock, time.monotonic() + seconds
+        self._raw, self._sock, self._until, self._num_bytes = raw, sock, time.monotonic() + seconds, 0
 
     def readable(self) -> bool:
         return True
@@ -39,7 +40,11 @@ class _Timed(io.RawIOBase):
         if left <= 0:
             raise TimeoutError("timed out")
         self._sock.settimeout(left)
-        return self._raw.readinto(buffer)
+        count = self._raw.readinto(buffer)
+        self._num_bytes += count or 0
+        if self._num_bytes > MOST_BYTES:
+            raise OSError(TOO_LONG)
+        return count
 
     def close(self) -> None:
         self._raw.close()
@@ -51,51 +56,29 @@ class _Response(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         seconds: float | None = getattr(_limits, "seconds", None)
         if seconds is not None:
-            self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, seconds))
-
-
-@functools.cache
-def _timed(connection: type) -> type:
-    return type(connection.__name__, (connection,), {"response_class": _Response, "is_timed": True})
+            self.fp = io.BufferedReader(_Limited(self.fp.detach(), sock, seconds))
 
 
 class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        pool = super().get_connection_with_tls_context(*args, **kwargs)
-        if not getattr(pool.ConnectionCls, "is_timed", False):
-            pool.ConnectionCls = _timed(pool.ConnectionCls)
-        return pool
-
     def send(self, request: requests.PreparedRequest, stream: bool = False, timeout: Any = None, **how: Any) -> Any:  # type: ignore[override]
         _limits.seconds = timeout if isinstance(timeout, int | float) and not stream else None
         try:
-            response = super().send(request, stream=True, timeout=timeout, **how)
-            if not stream:
-                _read(response)
+            return super().send(request, stream=stream, timeout=timeout, **how)
         finally:
             _limits.seconds = None
-        return response
-
-
-def _read(response: requests.Response) -> None:
-    """Read the content as Session.send() does, up to MOST_BYTES."""
-    content = bytearray()
-    for part in response.iter_content(1 << 16):
-        content += part
-        if len(content) > MOST_BYTES:
-            response.close()
-            raise requests.exceptions.ContentDecodingError(TOO_LONG, response=response)
-    response._content = bytes(content)
 
 
 @contextmanager
 def deadlines() -> Iterator[None]:
     """Apply the limits to all requests of MLflow in the block, from any thread. Can be nested."""
-    before = request_utils.TCPKeepAliveHTTPAdapter
+    connection: Any = urllib3.connection.HTTPConnection
+    before = request_utils.TCPKeepAliveHTTPAdapter, connection.response_class
     setattr(request_utils, ADAPTER, _Adapter)
+    connection.response_class = _Response
     request_utils._cached_get_request_session.cache_clear()
     try:
         yield
     finally:
-        setattr(request_utils, ADAPTER, before)
+        setattr(request_utils, ADAPTER, before[0])
+        connection.response_class = before[1]
         request_utils._cached_get_request_session.cache_clear()

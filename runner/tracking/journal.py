@@ -22,10 +22,17 @@ from numpy.typing import ArrayLike
 from runner.errors import DeletedError, RunnerError
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import read_ack
-from runner.tracking.damage import describe
-from runner.tracking.journal_frames import Gap, survey
 from runner.tracking.journal_reader import read_points
-from runner.tracking.journal_records import FILE, Points, Record, encode_event, encode_points, scan
+from runner.tracking.journal_records import (
+    FILE,
+    Gap,
+    Points,
+    Record,
+    encode_event,
+    encode_points,
+    scan,
+    survey,
+)
 
 __all__ = ["Journal", "Points", "Record", "is_being_written", "is_held", "read_points", "scan"]
 
@@ -178,7 +185,7 @@ class Journal:
             fix = f"run `mv {self.path.parent} {moved}`, then the same command, which continues as a new run in MLflow"
             raise RunnerError.of(f"journal {self.path}", problem, fix)
         acknowledged = read_ack(folder).offset
-        for sentence in describe(found, offset=acknowledged):
+        for sentence in found.describe(acknowledged=acknowledged):
             say(f"{self.path}: {sentence}")
         if acknowledged > found.end:
             (folder / ACK).unlink()  # it is about records that are lost
@@ -195,6 +202,12 @@ class Journal:
         file = next(path for path in map(self.path.with_name, names) if not path.exists())
         file.write_bytes(torn)
         return file
+
+
+def find_damage(folder: Path) -> list[str]:
+    """Return a sentence for each damage; [] without a journal. Reads all of it, about 1 s for 1 GB."""
+    path = folder / FILE
+    return survey(path).describe(acknowledged=read_ack(folder).offset) if path.is_file() else []
 
 
 def is_being_written(folder: Path) -> bool:

@@ -1,8 +1,8 @@
-"""Read a run's points and events from its journal, for curves, reports, comparisons and tests."""
+"""Read a run's points and events from its journal, for curves, reports and comparisons; write its points as Parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.tracking.journal_records import FILE, Points, Record, scan
+
+HISTORY = "history.parquet"  # in a run directory, and among its artifacts, if the store has a part of the points
+PIECE = 1_000_000  # points
 
 Series = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
@@ -66,6 +69,46 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return [{"kind": record.kind, **record.data} for record in _records(folder) if isinstance(record.data, dict)]
 
 
+def pieces(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a journal's points as columns `metric`, `step`, `time_ms`, `value`, about a million at a time.
+
+    A row is a point, in the order of writing, grouped by name. `metric` has indices into `names`.
+    """
+    waiting: list[Points] = []
+    num_points = 0
+    if not (folder / FILE).is_file():
+        return
+    for record in scan(folder / FILE):
+        if isinstance(rows := record.data, Points):
+            waiting.append(rows)
+            num_points += record.num_points
+        if num_points >= PIECE:
+            yield _columns(waiting)
+            waiting, num_points = [], 0
+    if waiting:
+        yield _columns(waiting)
+
+
+def write_history(folder: Path) -> Path:
+    """Write the file atomically; ten million points take some seconds. Imports pyarrow (0.2 s)."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    kinds = {"metric": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), "step": pyarrow.int64()}
+    schema = pyarrow.schema({**kinds, "time_ms": pyarrow.int64(), "value": pyarrow.float64()})
+    file = folder / HISTORY
+    partial = file.with_name(f".{HISTORY}.writing")
+    try:
+        with ParquetWriter(partial, schema, compression="zstd") as writer:
+            for columns in pieces(folder):
+                metric = pyarrow.DictionaryArray.from_arrays(columns["metric"], columns.pop("names"))
+                writer.write_table(pyarrow.table({**columns, "metric": metric}, schema=schema))
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
+
+
 def _in_order(parts: Sequence[tuple[NDArray[np.int64], Series]]) -> Series:
     if len(parts) == 1:
         steps, times_ms, values = parts[0][1]
@@ -80,3 +123,14 @@ def _in_order(parts: Sequence[tuple[NDArray[np.int64], Series]]) -> Series:
 def _records(folder: Path) -> list[Record]:
     path = folder / FILE
     return list(scan(path)) if path.is_file() else []
+
+
+def _columns(blocks: Sequence[Points]) -> dict[str, Any]:
+    series = series_of(blocks)
+    sizes = [len(steps) for steps, _, _ in series.values()]
+    keys = ("step", "time_ms", "value")
+    return {
+        "names": list(series),
+        "metric": np.repeat(np.arange(len(series), dtype=np.int32), sizes),
+        **{key: np.concatenate([one[place] for one in series.values()]) for place, key in enumerate(keys)},
+    }

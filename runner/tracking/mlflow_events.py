@@ -25,17 +25,19 @@ class LeftOutError(Exception):
 
 
 def resume(client: MlflowClient, run_id: str) -> None:
-    """Set the status RUNNING."""
-    if client.get_run(run_id).info.status != "RUNNING":
+    """Set the status RUNNING, and remove the mark of a killed process."""
+    run = client.get_run(run_id)
+    if run.info.status != "RUNNING":
         client.update_run(run_id, status="RUNNING")
-    _delete_end_tag(client, run_id)
+    if END_TAG in run.data.tags:
+        client.delete_tag(run_id, END_TAG)
 
 
 def end(client: MlflowClient, run_id: str, event: Event, *, had_died: bool) -> None:
     """Set the run's status and end time."""
-    client.set_terminated(run_id, event["status"], event["end_ms"])
     if had_died:
-        _delete_end_tag(client, run_id)
+        resume(client, run_id)
+    client.set_terminated(run_id, event["status"], event["end_ms"])
 
 
 def abandon(client: MlflowClient, run_id: str, *, last_ms: int) -> None:
@@ -64,7 +66,7 @@ def without_known(client: MlflowClient, run_id: str, params: Sequence[Any]) -> t
     return [param for param in params if param.key not in known], changed
 
 
-def log_dataset(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
+def log_dataset(client: MlflowClient, run_id: str, event: Event) -> None:
     """Log the data set that the run used."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -115,8 +117,3 @@ def set_parent(client: MlflowClient, run_id: str, event: Event, *, parent_id: st
 def title(event: Event) -> str:
     """Return a short name of the event, for messages."""
     return f"{event['kind']} {event.get('path') or event.get('name') or ''}".strip()
-
-
-def _delete_end_tag(client: MlflowClient, run_id: str) -> None:
-    if END_TAG in client.get_run(run_id).data.tags:
-        client.delete_tag(run_id, END_TAG)

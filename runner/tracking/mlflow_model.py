@@ -85,10 +85,10 @@ def publish_model(
         try:
             with BUILDING:
                 shown = _shown(folder, event)
-                reader = _reader(folder, event)
+                reader = run_files.read_json(own_file(folder, event["card"]))["reader"] if "card" in event else None
                 if takes_graph and not event.get("kept") and has_graph(graph := own_file(folder, GRAPH)):
                     _check_step(step_of(graph), event, what="the run's graph")
-                    path = _of_graph(graph, Path(place), run_id, reader)
+                    as_model(graph, path := Path(place) / "exported", run_id, reader=reader)
                 else:
                     path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
         except LeftOutError:
@@ -149,25 +149,15 @@ def _check_step(step: int | None, event: Event, *, what: str) -> None:
         raise LeftOutError(f"{what} has the weights of step {step} now, and the model is of step {event['step']}")
 
 
-def _reader(folder: Path, event: Event) -> Reader | None:
-    return run_files.read_json(own_file(folder, event["card"]))["reader"] if "card" in event else None
-
-
 def save(place: Path, run_id: str, module: torch.nn.Module, example: Any, *, reader: Reader | None = None) -> Path:
     """Write MLflow's model directory below `place`: a graph if it works for any number of rows, else a pickle.
 
     reader: Of the run's inputs. With a table's reader, the model takes DataFrames.
     """
     if write_graph(place / "graph", module, example, requirements=_requirements()):
-        return _of_graph(place / "graph", place, run_id, reader)
+        as_model(place / "graph", place / "exported", run_id, reader=reader)
+        return place / "exported"
     return _pickle(place / "pickled", run_id, module, example, reader)
-
-
-def _of_graph(graph: Path, place: Path, run_id: str, reader: Reader | None) -> Path:
-    from mlflow.models import Model
-
-    as_model(graph, place / "exported", Model(run_id=run_id), reader=reader)
-    return place / "exported"
 
 
 def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any, reader: Reader | None) -> Path:

@@ -16,7 +16,6 @@ from filelock import FileLock
 
 from runner.config.importing import loading
 from runner.tracking import store_uri
-from runner.tracking.answer_limit import TOO_LONG
 from runner.tracking.mlflow_names import MOST_NAME, MOST_TAG, cut, valid_names
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ SETTINGS = {
 TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a complete answer; a user's value wins
 
 MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are skipped
+TOO_LONG = "an answer of more than 32 MiB"  # deadline.MOST_BYTES
 MOST_TEXT = 100_000  # characters of an error, which may contain the complete answer
 
 
@@ -107,7 +107,8 @@ def open_store(uri: str) -> MlflowClient:
     path = store_uri.sqlite_path(uri)
     if path is None:
         return MlflowClient(uri)
-    with FileLock(store_uri.creation_lock(path), timeout=120, thread_local=False):
+    lock = FileLock(store_uri.creation_lock(path), timeout=120, thread_local=False)
+    with loading(), lock:  # alembic imports 60 migrations
         if not path.exists():
             _make_database(path)
         client = MlflowClient(store_uri.absolute(uri))
@@ -129,9 +130,13 @@ def _make_database(path: Path) -> None:
     making.replace(path)
 
 
-def ask(uri: str) -> None:
-    """Send a small request (5 ms). Raises: any error of the store or the connection."""
-    open_store(uri).search_experiments(max_results=1)
+def problem(uri: str) -> str | None:
+    """Return why the store does not answer a small request (5 ms), or None."""
+    try:
+        open_store(uri).search_experiments(max_results=1)
+    except Exception as error:
+        return explain(error, uri=uri)
+    return None
 
 
 def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, str]:

@@ -105,20 +105,21 @@ def forget_graph(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def as_model(folder: Path, path: Path, card: Any, *, reader: Reader | None = None) -> None:
+def as_model(folder: Path, path: Path, run_id: str, *, reader: Reader | None = None) -> None:
     """Make MLflow's model directory at `path` from the graph in `folder`, for both of MLflow's loaders.
 
     mlflow.pytorch.save_model would import torch.
 
     Args:
-        card: An mlflow.models.Model, which is filled in.
         reader: Of the run's inputs; a table's reads DataFrames.
     """
     from mlflow import pyfunc
+    from mlflow.models import Model
 
     about = json.loads((folder / ABOUT).read_text())
     with np.load(folder / ROWS) as rows:
         inputs, outputs = rows["inputs"], rows["outputs"]
+    card = Model(run_id=run_id)
     card.add_flavor("pytorch", model_data="data/graph", pytorch_version=about["torch"], code=None)
     with _versions_unquestioned(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about MLflow's code

@@ -5,28 +5,47 @@ The uploader calls it when it opens a store that already has the run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking import mlflow_events
-from runner.tracking.ack import Ack, end_time_ms
+from runner.tracking.ack import REJECTED, Ack
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan_events
-from runner.tracking.mlflow_store import PARENT_TAG, UID_TAG, ParentMissingError
-from runner.tracking.upload_log import REJECTED
+from runner.tracking.mlflow_events import END_TAG
+from runner.tracking.mlflow_names import MOST_PARAM, valid_names
+from runner.tracking.mlflow_store import PARENT_TAG, UID_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 
-def has_lost_points(client: MlflowClient, run: Run, ack: Ack) -> bool:
-    """Check that the store still has as many points of each metric as it acknowledged.
+def is_behind(client: MlflowClient, run: Run, ack: Ack, folder: Path) -> bool:
+    """Return whether the store has lost points, params, tags, the parent or the status of the run.
 
     Takes one request per metric, 2 ms for 1,000 points, 1 s for a million.
     """
+    params, tags, status = set[str](), {UID_TAG} if ack.uid else set[str](), run.info.status
+    for event in scan_events(folder / JOURNAL, end=ack.offset):
+        params |= valid_names(event.get("params") or {}, most=MOST_PARAM).keys()
+        tags |= {
+            name for name in valid_names(event.get("tags") or {}, most=MOST_PARAM) if not name.startswith("mlflow.")
+        }
+        tags |= {PARENT_TAG} if event["kind"] == "parent" else set()
+        status = event["status"] if event["kind"] == "end" and ack.ended else status
+    if any(event["kind"] == "parent" for event in ack.postponed):
+        tags.discard(PARENT_TAG)
+    if ack.died:
+        status, tags = "KILLED", tags | {END_TAG}
+    rejected = folder / REJECTED
+    refused = {json.loads(line)["key"] for line in rejected.read_text().splitlines()} if rejected.is_file() else set()
+    has_names = params - refused <= run.data.params.keys() and tags - refused <= run.data.tags.keys()
+    return run.info.status != status or not has_names or _has_lost_points(client, run, ack)
+
+
+def _has_lost_points(client: MlflowClient, run: Run, ack: Ack) -> bool:
+    """Check that the store still has as many points of each metric as it acknowledged."""
     from mlflow.exceptions import MlflowException
     from mlflow.utils.search_utils import SearchUtils
 
@@ -36,67 +55,7 @@ def has_lost_points(client: MlflowClient, run: Run, ack: Ack) -> bool:
             token = SearchUtils.create_page_token(num_points - 1)
             if not store.get_metric_history(run.info.run_id, key, max_results=1, page_token=token):
                 return True
-    except MlflowException:  # a server with other page tokens
-        return bool(_without_latest(run, ack))
+    except MlflowException:  # a server with other page tokens: its list of last points
+        last = {metric.key: (metric.step, metric.timestamp) for metric in run.data.to_proto().metrics}
+        return any(last.get(key, (-1, 0)) < (step, time_ms) for key, (_, step, time_ms) in ack.last_points.items())
     return False
-
-
-def restore(client: MlflowClient, run: Run, ack: Ack, *, folder: Path) -> list[str]:
-    """Send the params, tags, parent and status that the store has lost, each where it is missing.
-
-    Returns: the metrics whose last value MLflow's lists can't show again.
-    """
-    rejected = folder / REJECTED
-    refused = {json.loads(line)["key"] for line in rejected.read_text().splitlines()} if rejected.is_file() else set()
-    params: dict[str, Any] = {}
-    tags: dict[str, Any] = {
-        tag.key: tag for tag in mlflow_events.entities("tags", {UID_TAG: ack.uid} if ack.uid else {})
-    }
-    parent = end = None
-    for event in scan_events(folder / JOURNAL, end=ack.offset):
-        params = {each.key: each for each in mlflow_events.entities("params", event.get("params") or {})} | params
-        tags |= {each.key: each for each in mlflow_events.entities("tags", event.get("tags") or {})}
-        parent = event if event["kind"] == "parent" else parent
-        end = event if event["kind"] == "end" else end
-    run_id, known = run.info.run_id, run.data
-    there = {*known.params, *refused}
-    lost = [param for key, param in params.items() if key not in there]
-    lost_tags = [tag for key, tag in tags.items() if key not in known.tags and key not in refused]
-    if lost or lost_tags:
-        client.log_batch(run_id, params=lost, tags=lost_tags)
-    is_linked = PARENT_TAG in known.tags or any(event["kind"] == "parent" for event in ack.postponed)
-    if parent is not None and not is_linked:
-        with contextlib.suppress(ParentMissingError):
-            mlflow_events.set_parent(client, run_id, parent)
-    if ack.ended and end is not None and run.info.status != end["status"]:
-        mlflow_events.end(client, run_id, end | {"end_ms": end_time_ms(folder, ack, end["end_ms"])}, had_died=False)
-    if ack.died and (run.info.status != "KILLED" or mlflow_events.END_TAG not in known.tags):
-        last_ms = int((folder / JOURNAL).stat().st_mtime * 1000)
-        mlflow_events.abandon(client, run_id, last_ms=end_time_ms(folder, ack, last_ms))
-    return _restore_latest(client, run_id, _without_latest(run, ack))
-
-
-def _without_latest(run: Run, ack: Ack) -> list[str]:
-    """The metrics whose last value in MLflow's lists is missing or older than the last point sent."""
-    shown = {metric.key: (metric.step, metric.timestamp) for metric in run.data.to_proto().metrics}
-    return [key for key, (_, *last) in ack.last_points.items() if key not in shown or shown[key] < tuple(last)]
-
-
-def _restore_latest(client: MlflowClient, run_id: str, keys: list[str]) -> list[str]:
-    """MLflow writes its table of last values only with a new point; sending one again changes nothing there."""
-    engine = getattr(client._tracking_client.store, "engine", None)
-    if engine is None or not keys:
-        return keys
-    from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlMetric
-    from sqlalchemy.orm import Session
-
-    fields = ("value", "timestamp", "step", "is_nan")
-    with Session(engine) as session:
-        for key in keys:
-            points = session.query(SqlMetric).filter_by(run_uuid=run_id, key=key)
-            last = points.order_by(SqlMetric.step.desc(), SqlMetric.timestamp.desc(), SqlMetric.value.desc()).first()
-            if last is not None:
-                values = {name: getattr(last, name) for name in fields}
-                session.merge(SqlLatestMetric(run_uuid=run_id, key=key, **values))
-        session.commit()
-    return []

@@ -60,6 +60,8 @@ def size(state: Mapping[str, Any], record: Record) -> int:
 
 def choose(state: Mapping[str, Any], records: Iterable[Record]) -> tuple[Chosen, dict[str, Any]]:
     """Return the points of some records to send now, in the order of writing, and the state after them."""
+    if not state:
+        return _all(records), {}
     state = {**state, "series": {name: dict(one) for name, one in state["series"].items()}}
     chosen: list[tuple[int, int, str, int, int, float]] = []
     num_points = row = 0
@@ -79,6 +81,16 @@ def choose(state: Mapping[str, Any], records: Iterable[Record]) -> tuple[Chosen,
     chosen.sort(key=lambda point: point[:2])
     state["left_out"] += num_points - len(chosen)
     return [point[2:] for point in chosen], state
+
+
+def _all(records: Iterable[Record]) -> Chosen:
+    chosen: Chosen = []
+    for record in records:
+        if isinstance(rows := record.data, Points):
+            columns = zip(rows.steps.tolist(), rows.times_ms.tolist(), rows.values.tolist(), strict=True)
+            for step, time_ms, values in columns:
+                chosen += [(name, time_ms, step, value) for name, value in zip(rows.names, values, strict=True)]
+    return chosen
 
 
 def close(state: Mapping[str, Any], *, is_over: bool) -> tuple[Chosen, dict[str, Any]]:

@@ -5,28 +5,24 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking import history, mlflow_events, mlflow_store, store_check, thinning
-from runner.tracking.ack import Ack, end_time_ms
-from runner.tracking.damage import describe_gap
-from runner.tracking.journal_frames import Gap
-from runner.tracking.journal_records import FILE, Points, Record, has_records, scan, scan_names
+from runner.tracking import journal_reader, mlflow_events, mlflow_store, store_check, thinning
+from runner.tracking.ack import Ack, UploadProgress, end_time_ms, start_time_ms
+from runner.tracking.journal_records import FILE, Gap, Points, Record, has_records, scan, scan_names
 from runner.tracking.mlflow_model import Build, publish_model
 from runner.tracking.mlflow_names import Names
-from runner.tracking.retry import as_metrics, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
-from runner.tracking.upload_log import UploadProgress
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 MOST_POINTS = 1000  # in one call, MLflow's limit
 MOST_NAMED = 100  # params or tags in one call
+MOST_READ = 200_000  # points of the journal between two acknowledgements, however few of them are sent
 FILES = ("artifact", "model")  # sent last, after the metrics and the status of every run
 
 log = logging.getLogger("runner.tracking")
@@ -117,10 +113,7 @@ class Uploader:
 
     def has_records(self) -> bool:
         """Return whether anything except files is left."""
-        try:
-            return has_records(self._journal, self.ack.offset)
-        except Exception:  # the attempt to send it reports why it can't be read
-            return True
+        return has_records(self._journal, self.ack.offset)
 
     def only_waits(self) -> bool:
         """Return whether everything is sent except events that failed."""
@@ -145,7 +138,7 @@ class Uploader:
         if self.ack.run_id is None or self.ack.ended or self.ack.died:
             return True
         try:
-            self._stop_measuring()
+            self._end_measuring()
             self._end_points(self._open(), is_over=False)
             last_ms = end_time_ms(self._folder, self.ack, int(self._journal.stat().st_mtime * 1000))
             mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=last_ms)
@@ -159,8 +152,15 @@ class Uploader:
         return not self._failed
 
     def leave(self) -> None:
-        """Stop measuring the machine, as another process continues the run."""
-        self._stop_measuring()
+        """Stop measuring the machine, as the run ends or another process continues it."""
+        if self._system_metrics is not None:
+            self._system_metrics.leave()
+            self._system_metrics = None
+
+    def _end_measuring(self) -> None:
+        if self._system_metrics is not None:
+            self._system_metrics.sample(now=True)
+        self.leave()
 
     def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
         client = self._open()
@@ -168,18 +168,15 @@ class Uploader:
             self._send_again("its journal was cut")
         if self.ack.run_id is None:
             self._begin_behind_damage(client)
-        size = lambda record: thinning.size(self.ack.thinning, record)  # noqa: E731
-        for group in itertools.islice(grouped(self._records(), most=MOST_POINTS, size=size), most):
-            if group[0].kind == "points":
-                self._send_points(client, group)
+        for batch in itertools.islice(self._batches(), most):
+            if batch[0].kind == "points":
+                self._send_points(client, batch)
             else:
-                self._send_event(client, group[0])
+                self._send_event(client, batch[0])
             yield
             if (most := most and most - 1) == 0:
                 return
-        if self._stored is not None and self.ack.offset >= self._replay_end:
-            self._restore(client, mlflow_store.check_run(client, self._run_id()))
-            self._stored = None
+        self._stored = None
         files = self._untried()[:most]
         if postponed and (most is None or not files):
             files = [*files, *self._failed]
@@ -195,13 +192,25 @@ class Uploader:
         self._failed = [other for other in self._failed if other != event]
         self._progress.note(postponed=tuple(other for other in self.ack.postponed if other != event))
 
-    def _records(self) -> Iterator[Record]:
-        end = self.ack.offset
+    def _batches(self) -> Iterator[list[Record]]:
+        """Yield consecutive records of points, with about MOST_POINTS to send and MOST_READ in all; events one by one."""
+        batch: list[Record] = []
+        num_points, num_read, end = 0, 0, self.ack.offset
         for record in scan(self._journal, end):
             if record.offset > end:
-                self._progress.warn(f"{self._journal}: {describe_gap(Gap(end, record.offset))}")
+                self._progress.warn(f"{self._journal}: {Gap(end, record.offset).describe()}")
             end = record.end
-            yield record
+            size = thinning.size(self.ack.thinning, record)
+            if batch and (not size or num_points + size > MOST_POINTS or num_read > MOST_READ):
+                yield batch
+                batch, num_points, num_read = [], 0, 0
+            if size:
+                batch.append(record)
+                num_points, num_read = num_points + size, num_read + record.num_points
+            else:
+                yield [record]
+        if batch:
+            yield batch
 
     def _begin_behind_damage(self, client: MlflowClient) -> None:
         first = next(scan(self._journal), None)
@@ -216,30 +225,24 @@ class Uploader:
             if self.ack.run_id is not None:
                 run = mlflow_store.check_run(client, self.ack.run_id)
                 self._known.run_ids[self.ack.uid] = self.ack.run_id
-                if store_check.has_lost_points(client, run, self.ack):
-                    self._send_again("the store has lost points")
-                else:
-                    self._restore(client, run)
+                if store_check.is_behind(client, run, self.ack, self._folder):
+                    self._send_again("the store has lost a part of it")
             self._client = client
         return self._client
 
     def _send_again(self, reason: str) -> None:
-        log.warning("%s: %s: missing points are sent again", self._folder, reason)
+        log.warning("%s: %s: what is missing is sent again", self._folder, reason)
         self._replay_end, self._stored, self._names = self.ack.offset, {}, None
         self._progress.begin_again(is_same_run=True)
         self._failed.clear()
-
-    def _restore(self, client: MlflowClient, run: Run) -> None:
-        if without := store_check.restore(client, run, self.ack, folder=self._folder):
-            self._progress.warn(f"the store has all points of {', '.join(without)}, but its lists can't show the last")
 
     def _lost(self, client: MlflowClient, metrics: list[Any]) -> list[Any]:
         """Return the points that the store does not have; sending known ones takes it seconds per 1,000."""
         if self._stored is None:
             return metrics
         for key in {metric.key for metric in metrics} - self._stored.keys():
-            history = client.get_metric_history(self._run_id(), key)
-            self._stored[key] = {(point.step, point.timestamp) for point in history}
+            points = client.get_metric_history(self._run_id(), key)
+            self._stored[key] = {(point.step, point.timestamp) for point in points}
         return [metric for metric in metrics if (metric.step, metric.timestamp) not in self._stored[metric.key]]
 
     def _run_id(self) -> str:
@@ -248,27 +251,20 @@ class Uploader:
         return self.ack.run_id
 
     def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
-        names = self._known_names()
-        for record in records:
-            if isinstance(record.data, Points):
-                for name in record.data.names:
-                    names.key(name)
-        if self.ack.thinning:
-            self._send_chosen(client, *thinning.choose(self.ack.thinning, records), offset=records[-1].end)
-        else:
-            self._note_points(client, to_metrics(records, names), {}, offset=records[-1].end)
-
-    def _known_names(self) -> Names:
         if self._names is None:
             self._names = Names(scan_names(self._journal, self.ack.offset))
-        return self._names
+        for record in records:
+            for name in record.data.names if isinstance(record.data, Points) else ():
+                self._names.key(name)
+        self._send_chosen(client, *thinning.choose(self.ack.thinning, records), offset=records[-1].end)
 
     def _send_chosen(
         self, client: MlflowClient, chosen: thinning.Chosen, state: dict[str, Any], *, offset: int
     ) -> None:
-        self._note_points(client, as_metrics(chosen, self._known_names()), state, offset=offset)
+        from mlflow.entities import Metric
 
-    def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
+        names = self._names = self._names or Names(scan_names(self._journal, self.ack.offset))
+        metrics = [Metric(names.key(name), value, time_ms, step) for name, time_ms, step, value in chosen]
         lost = self._lost(client, metrics)
         refused = self._send_values(client, "metrics", lost, most=MOST_POINTS)
         self._progress.reject("point", refused)
@@ -288,27 +284,29 @@ class Uploader:
             chosen, state = thinning.close(self.ack.thinning, is_over=is_over)
             self._send_chosen(client, chosen, state, offset=self.ack.offset)
         if self.ack.points_left_out:
-            history.write(self._folder)
-            event = {"kind": "artifact", "path": history.FILE, "to": ""}
+            journal_reader.write_history(self._folder)
+            event = {"kind": "artifact", "path": journal_reader.HISTORY, "to": ""}
             if event not in self.ack.postponed:
                 self._progress.note(postponed=(*self.ack.postponed, event))
 
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
-        run_id = self._run_id()
+        parts = (values[begin : begin + most] for begin in range(0, len(values), most))
+        return [refused for part in parts for refused in self._send_in_halves(client, kind, part)]
 
-        def send(some: Sequence[Any]) -> None:
-            try:
-                client.log_batch(run_id, **{kind: list(some)})  # type: ignore[arg-type]
-            except Exception as error:
-                if mlflow_store.is_refusal(error) and len(some) in (1, min(most, len(values))):
-                    mlflow_store.check_run(client, run_id)  # a deleted run refuses every value
+    def _send_in_halves(self, client: MlflowClient, kind: str, values: list[Any]) -> list[tuple[Any, str]]:
+        """Send values in one call and, where the store refuses them, in halves. Returns the refused ones with the reason."""
+        try:
+            client.log_batch(self._run_id(), **{kind: values})  # type: ignore[arg-type]
+        except Exception as error:
+            if not mlflow_store.is_refusal(error):
                 raise
-
-        refused = []
-        for begin in range(0, len(values), most):
-            part = values[begin : begin + most]
-            refused += send_in_halves(send, part)
-        return refused
+            mlflow_store.check_run(client, self._run_id())  # a deleted run refuses every value
+            if len(values) == 1:
+                return [(values[0], str(error))]
+            middle = len(values) // 2
+            first = self._send_in_halves(client, kind, values[:middle])
+            return first + self._send_in_halves(client, kind, values[middle:])
+        return []
 
     def _send_event(self, client: MlflowClient, record: Record) -> None:
         event = {"record": record.offset, "kind": record.kind, **dict(record.data)}  # type: ignore[arg-type]
@@ -323,7 +321,7 @@ class Uploader:
             if not self._send_lone(client, event):
                 done = {"postponed": (*self.ack.postponed, event)}
         elif record.kind == "end":
-            self._stop_measuring()
+            self._end_measuring()
             self._end_points(client, is_over=event["status"] == "FINISHED")
             event["end_ms"] = end_time_ms(self._folder, self.ack, event["end_ms"])
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
@@ -335,22 +333,7 @@ class Uploader:
     def _start(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
         is_new = False  # a new run needs no requests for its params and status
         if self.ack.run_id is None or self.ack.uid != event["uid"]:
-            asked, parent = event["experiment"], self._parent_of(event)
-            if asked not in self._known.experiments:
-                self._known.experiments[asked] = mlflow_store.experiment_of(client, asked, uri=self._uri)
-            experiment_id, name = self._known.experiments[asked]
-            if name != asked:
-                self._progress.warn(f"the experiment {asked} was deleted in MLflow; this run is in {name}")
-            try:
-                uid = event["uid"]
-                run_id, is_new = mlflow_store.find_or_create_run(
-                    client, experiment_id, event, uid=uid, parent_id=parent
-                )
-            except Exception:
-                self._known.experiments.pop(asked, None)  # it may have been deleted since
-                raise
-            self._known.run_ids[event["uid"]] = run_id
-            self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
+            is_new = self._create(client, event)
         if self.ack.thinning:  # also after a kill: the choice depends only on the journal
             self._send_chosen(client, *thinning.close(self.ack.thinning, is_over=False), offset=self.ack.offset)
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
@@ -359,15 +342,28 @@ class Uploader:
             mlflow_events.resume(client, self._run_id())
             self._send_named(client, "tags", {mlflow_store.UID_TAG: event["uid"], **(event.get("tags") or {})})
         self._send_named(client, "params", event.get("params") or {}, is_new=is_new)
-        is_measured = self._machine is not None and event.get("system_metrics")
-        # a resumed run continues the time axis of its first start
-        began_ms = is_measured and not is_new and client.get_run(self._run_id()).info.start_time
-        if self._system_metrics is not None:
-            self._system_metrics.leave()
-        if self._machine is not None and is_measured:
-            start_ms = began_ms or event["start_ms"]
-            most = (event.get("points") or {}).get("most")
+        self.leave()
+        if self._machine is not None and event.get("system_metrics"):
+            start_ms, most = start_time_ms(self._folder) or event["start_ms"], (event.get("points") or {}).get("most")
             self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms, most=most)
+
+    def _create(self, client: MlflowClient, event: Mapping[str, Any]) -> bool:
+        """Find or create the run and its experiment. Returns whether the run is new."""
+        name, uid = event["experiment"], event["uid"]
+        parent_id = self._parent_of(event)
+        if name not in self._known.experiments:
+            self._known.experiments[name] = mlflow_store.experiment_of(client, name, uri=self._uri)
+        experiment_id, used = self._known.experiments[name]
+        if used != name:
+            self._progress.warn(f"the experiment {name} was deleted in MLflow; this run is in {used}")
+        try:
+            run_id, is_new = mlflow_store.find_or_create_run(client, experiment_id, event, uid=uid, parent_id=parent_id)
+        except Exception:
+            self._known.experiments.pop(name, None)  # it may have been deleted since
+            raise
+        self._known.run_ids[uid] = run_id
+        self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=uid)
+        return is_new
 
     def _parent_of(self, event: Mapping[str, Any]) -> str | None:
         records = itertools.islice(scan(self._journal, int(event["record"])), 1, 2) if "record" in event else ()
@@ -393,7 +389,7 @@ class Uploader:
                 how = {"build": self._build, "takes_graph": self._takes_graph}
                 publish_model(client, run_id, experiment_id, folder=self._folder, event=event, **how)  # type: ignore[arg-type]
             elif event["kind"] == "dataset":
-                mlflow_events.log_dataset(client, run_id, self._folder, event)
+                mlflow_events.log_dataset(client, run_id, event)
             elif event["kind"] == "artifact":
                 mlflow_events.log_artifact(client, run_id, self._folder, event)
             elif event["uid"] != self._parent:
@@ -410,11 +406,6 @@ class Uploader:
                 return False
             self._progress.warn(f"{mlflow_events.title(event)} was refused: {error}")
         return True
-
-    def _stop_measuring(self) -> None:
-        if self._system_metrics is not None:
-            self._system_metrics.close()
-            self._system_metrics = None
 
 
 def _with_last(before: dict[str, list[int]], metrics: list[Any], refused: set[int]) -> dict[str, list[int]]:

@@ -56,7 +56,7 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
 
 def test_failure_of_mlflow_is_printed_when_it_happens(tmp_path):
     found, said = [None, "no room", None], []
-    publisher = SimpleNamespace(wake=lambda: None, first_failure=lambda: found.pop(0))
+    publisher = SimpleNamespace(first_failure=lambda: found.pop(0))
     with Journal(tmp_path) as journal:
         reporter = Reporter(tmp_path, journal, screen(said.append), publisher=publisher)
         for step in (1, 2, 3):

@@ -10,7 +10,7 @@ from fault_proxy import Server
 
 from runner.tracking import mlflow_store
 from runner.tracking.journal import Journal
-from runner.tracking.pipe import Line
+from runner.tracking.pipe import Line, line_of
 from runner.tracking.uploader import Uploader
 
 
@@ -82,14 +82,15 @@ def upload(folder, uri):
 def pipe():
     """The pipe between a training and its publishing process, with both ends in this process."""
     read, write = os.pipe()
-    open_ends = {read, write}
+    reader = os.fdopen(read, "rb")
+    open_ends = {write}
 
     class Pipe:
         def line(self, grace_seconds=0.0):
-            return Line(read, grace_seconds=grace_seconds)
+            return Line(reader, grace_seconds=grace_seconds)
 
-        def say(self, words):
-            os.write(write, words)
+        def say(self, *words):
+            os.write(write, line_of(*words))
 
         def close(self):
             open_ends.discard(write)
@@ -102,7 +103,7 @@ def pipe():
         if thread.name == "runner-line":
             thread.join(5)
             assert not thread.is_alive()
-    os.close(read)
+    reader.close()
 
 
 @pytest.fixture

@@ -11,5 +11,8 @@ def test_what_is_written_is_masked(capsys):
 
 def test_a_store_that_answers_has_nothing_wrong_and_another_says_what(tmp_path):
     with __main__.mlflow_store.settings():
-        assert __main__._what_is_wrong(f"sqlite:///{tmp_path}/mlflow.db") is None
-        assert __main__._what_is_wrong("http://ann:s3cret@127.0.0.1:9") == "http://ann:***@127.0.0.1:9 does not answer"
+        assert __main__.mlflow_store.problem(f"sqlite:///{tmp_path}/mlflow.db") is None
+        assert (
+            __main__.mlflow_store.problem("http://ann:s3cret@127.0.0.1:9")
+            == "http://ann:***@127.0.0.1:9 does not answer"
+        )

@@ -12,12 +12,21 @@ from runner.errors import RunnerError
 from runner.experiment.console import Screen
 from runner.experiment.reporter import Reporter
 from runner.tracking import ack as acks
+from runner.tracking import journal_records
 from runner.tracking.ack import Ack, read_ack, write_ack
-from runner.tracking.damage import find_damage
-from runner.tracking.journal import Journal, read_points
-from runner.tracking.journal_frames import HEADER, survey
+from runner.tracking.journal import Journal, find_damage, read_points
 from runner.tracking.journal_reader import read_events
-from runner.tracking.journal_records import FILE, Points, count_points, encode_event, encode_points, has_records, scan
+from runner.tracking.journal_records import (
+    FILE,
+    HEADER,
+    Points,
+    count_points,
+    encode_event,
+    encode_points,
+    has_records,
+    scan,
+    survey,
+)
 
 NUM_DAMAGES = 500
 
@@ -165,26 +174,22 @@ def test_what_is_missing_of_a_record_in_the_middle_is_told_in_bytes(folder, whol
 
 def test_a_record_that_is_just_being_written_is_no_damage(folder, monkeypatch):
     """A reader that finds half a record, and then the complete next one, reads both."""
-    from runner.tracking import journal_frames
-
     first, second = encode_points(("a",), [1], [1], [[1.0]]), encode_points(("a",), [2], [2], [[2.0]])
     path = folder / FILE
     path.parent.mkdir()
     path.write_bytes(first[:-3])
-    search = journal_frames._behind_damage
+    search = journal_records._behind_damage
 
     def write_first(file, offset):
         path.write_bytes(first + second)
         return search(file, offset)
 
-    monkeypatch.setattr(journal_frames, "_behind_damage", write_first)
+    monkeypatch.setattr(journal_records, "_behind_damage", write_first)
     assert [record.data.steps.tolist() for record in scan(path)] == [[1], [2]]
 
 
 def test_long_damage_is_searched_to_its_end(folder, monkeypatch):
-    from runner.tracking import journal_frames
-
-    monkeypatch.setattr(journal_frames, "SEARCHED_BYTES", 16)
+    monkeypatch.setattr(journal_records, "SEARCHED_BYTES", 16)
     path = folder / FILE
     path.parent.mkdir()
     for length in range(1, 60):

@@ -11,11 +11,10 @@ from fault_proxy import FAULTS, Proxy, at_random, passing
 from waiting import LONGEST, wait_for
 
 from runner import cli
-from runner.tracking.ack import read_ack
+from runner.tracking.ack import REJECTED, read_ack
 from runner.tracking.journal import read_points
 from runner.tracking.journal_reader import read_events, read_series
 from runner.tracking.mlflow_store import open_store
-from runner.tracking.upload_log import REJECTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 

@@ -1,8 +1,16 @@
 import numpy as np
 import pytest
 
-from runner.tracking.journal_frames import MAGIC, survey
-from runner.tracking.journal_records import begins_record, count_points, encode_event, encode_points, has_records, scan
+from runner.tracking.journal_records import (
+    MAGIC,
+    begins_record,
+    count_points,
+    encode_event,
+    encode_points,
+    has_records,
+    scan,
+    survey,
+)
 
 
 @pytest.fixture

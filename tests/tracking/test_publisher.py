@@ -38,7 +38,6 @@ with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         time.sleep(0.02)
     for step in range(1, 10**6):
         journal.points(("loss",), [step], [1_700_000_000_000 + step], [[step / 2]])
-        publisher.wake()
         print(publisher._process.pid, flush=True)
         time.sleep(0.01)
 """
@@ -73,7 +72,6 @@ def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds)
         assert uri not in " ".join(publisher._process.args)  # `ps` shows the arguments
         for step in range(1, 50):
             write.rows(journal, step * 10, 10)
-            publisher.wake()
         write.end(journal)
         ack = publisher.finish(grace_seconds=10)
         assert publisher._process.returncode == 0
@@ -153,20 +151,20 @@ def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, 
 
 
 @beside
-def test_waking_never_waits_and_never_raises(folder, uri, write, halt):
+def test_following_never_waits_and_never_raises(folder, uri, write, halt):
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
         halt(publisher._process)
         began = time.perf_counter()
-        for _ in range(200_000):  # the pipe holds 65,536 bytes
-            publisher.wake()
+        for _ in range(10_000):  # the pipe holds 65,536 bytes
+            publisher.follow(folder / "a")
         assert time.perf_counter() - began < 10
         publisher._process.kill()
         publisher._process.wait()
-        publisher.wake()
+        publisher.gone(folder / "a")
         write.rows(journal, 1, 5)
         ack = publisher.finish()
-        publisher.wake()
+        publisher.gone(folder / "a")
     assert ack.points_pending == 10 and "ended with exit code -9" in ack.error and str(folder / LOG) in ack.error
 
 
@@ -175,7 +173,6 @@ def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monk
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
         write.rows(journal, 1, 5)
-        publisher.wake()
         ack = publisher.finish()
     assert ack.error == "the uploader could not be started" and ack.points_pending == 10
 

@@ -75,7 +75,6 @@ def test_sync_after_lost_points_restores_each_once(folder, any_store, database, 
         ("server", "update runs set status = 'RUNNING', end_time = null"),
         ("sqlite", "delete from metrics where step = 120"),
         ("sqlite", "delete from metrics where key = 'val/loss'; delete from latest_metrics where key = 'val/loss'"),
-        ("sqlite", "delete from latest_metrics"),
     ],
     indirect=["any_store"],
 )
@@ -85,13 +84,6 @@ def test_sync_after_other_losses_restores_the_run(folder, any_store, database, w
     damage(database, lost)
     assert content(database) != before
     assert sync(folder, any_store).is_complete and content(database) == before
-
-
-@pytest.mark.parametrize("any_store", ["server"], indirect=True)
-def test_sync_of_a_lost_list_of_values_warns(folder, database, any_store, write):
-    write_and_sync(folder, any_store, write)
-    damage(database, "delete from latest_metrics where key = 'val/loss'")
-    assert "its lists can't show the last" in sync(folder, any_store).warnings[-1]
 
 
 def test_sync_after_a_lost_parent_restores_it(folder, tmp_path, uri, client, write):

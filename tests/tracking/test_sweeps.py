@@ -13,7 +13,6 @@ from waiting import wait_for
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
-from runner.tracking.pipe import FOLLOW, word
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.sync import find_journals, sync
 
@@ -153,8 +152,7 @@ def test_a_sweep_that_is_killed_as_a_whole_leaves_every_point(folder, uri, clien
         for job in running:
             assert job.stdout.readline() == "half\n"
             job.send_signal(signal.SIGKILL)
-    publisher._process.stdin.close()  # has the effect of a SIGKILL of the sweep's process
-    publisher._pipe = -1
+    publisher._lines.put(None)  # closes the pipe, as a SIGKILL of the sweep's process does
     publisher._process.wait(60)
     assert publisher._process.returncode == 0 and read_ack(folder).died
     for path in paths:
@@ -193,11 +191,10 @@ def test_a_poisoned_journal_and_a_deleted_run_stop_no_other(folder, uri, client,
     paths = {name: folder / name for name in ("poisoned", "deleted", "sound")}
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         (paths["poisoned"] / "journal").mkdir(parents=True)
-        from runner.tracking.journal_frames import encode
-        from runner.tracking.journal_records import EVENT, FILE, encode_event
+        from runner.tracking.journal_records import EVENT, FILE, encode_event, encode_frame
 
         head = encode_event("start", {"uid": "p", "experiment": "digits"})
-        (paths["poisoned"] / FILE).write_bytes(head + encode(EVENT, b"no json", num_points=0))
+        (paths["poisoned"] / FILE).write_bytes(head + encode_frame(EVENT, b"no json", num_points=0))
         with Journal(paths["deleted"]) as deleted, Journal(paths["sound"]) as sound:
             for path in paths.values():
                 publisher.follow(path)
@@ -266,8 +263,6 @@ def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
             paths = [folder / ("x" * 200 + str(number)) for number in range(300)]
             for path in paths:  # 65,536 bytes are full after about 200 paths
                 publisher.follow(path)
-                publisher.wake()
-            assert publisher._unsent and publisher._unsent.endswith(word(FOLLOW, paths[-1]))
             with Journal(paths[-1]) as job:
                 write.start(job)
                 write.rows(job, 1, 5)
@@ -276,7 +271,6 @@ def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
             process.resume()
         write.end(journal)
         assert publisher.finish().is_complete and publisher._process.returncode == 0
-        assert publisher._unsent == b""
     last = read_ack(paths[-1])
     assert last.died and last.points_written == 10 and client.get_run(last.run_id).info.status == "KILLED"
 

@@ -8,7 +8,7 @@ from mlflow.exceptions import MlflowException
 from runner.runs import history as reading
 from runner.tracking import thinning, uploader
 from runner.tracking.ack import read_ack
-from runner.tracking.history import FILE
+from runner.tracking.journal_reader import HISTORY
 from runner.tracking.journal_records import Points, Record
 from runner.tracking.mlflow_events import own_file
 from runner.tracking.uploader import Uploader
@@ -180,7 +180,7 @@ def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, upload, c
     write.end(journal)
     ack = upload()
     assert len(write.history(client, ack.run_id, LOSS)) == 2000
-    assert not (folder / FILE).exists() and "points_left_out" not in ack.counts
+    assert not (folder / HISTORY).exists() and "points_left_out" not in ack.counts
 
 
 def test_what_is_sent_again_is_the_same(folder, journal, write, uri, client, monkeypatch):
@@ -218,5 +218,5 @@ def test_a_run_that_died_leaves_its_last_point_and_all_of_them(folder, journal, 
     assert before[-1] < 777
     assert one.abandon()
     assert write.history(client, one.ack.run_id, LOSS)[-1][0] == 777
-    assert own_file(folder, FILE).is_file()
-    assert [item.path for item in client.list_artifacts(one.ack.run_id)] == [FILE]
+    assert own_file(folder, HISTORY).is_file()
+    assert [item.path for item in client.list_artifacts(one.ack.run_id)] == [HISTORY]

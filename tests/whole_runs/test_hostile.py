@@ -27,7 +27,7 @@ from runner.experiment.summary import Summary
 from runner.tracking import recipes
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
-from runner.tracking.publisher import sync
+from runner.tracking.sync import sync
 from runner.training import checkpoint
 
 SMALL = (
