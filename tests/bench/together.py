@@ -23,7 +23,7 @@ from members import Run, built, members_of, trained_alone, trained_together
 from runner.training.stacked.check import check_alike
 
 ALL = ["model.dropout=0.2", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.99"]
-AUGMENT = ["data.augment={crop:1,cutout:2}"]
+AUGMENT = ["data.augment={crop:1,rotate:10}"]
 EQUAL = ["data.limit=null", "train.batch_size=128", "backends.cpu.num_threads=1"]
 SEEDS = [[f"seed={seed}"] for seed in range(8)]
 #: by name: the overrides of a run on the digits

@@ -7,12 +7,14 @@ The order is that of NAMES, mixup last. All that is random comes from `draws`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from runner.data.source import Source
 from runner.errors import Problem, RunnerError, nearest, refuse
@@ -26,19 +28,29 @@ class Augmentation:
     check: Callable[[float], bool]
 
 
-def _is_probability(value: float) -> bool:
-    return 0 <= value <= 1
+def _is_fraction(value: float) -> bool:
+    return 0 <= value < 1
 
 
 def _is_whole(value: float) -> bool:
     return value >= 0 and float(value).is_integer()
 
 
+FACTOR = "the largest difference of the factor from 1, 0 or more and less than 1"
 #: in the order in which they are done
 NAMES: dict[str, Augmentation] = {
-    "flip": Augmentation(1, 0.5, "the probability that left and right are swapped, 0 to 1", _is_probability),
-    "vertical_flip": Augmentation(1, 0.5, "the probability that top and bottom are swapped, 0 to 1", _is_probability),
+    "flip": Augmentation(
+        1, 0.5, "the probability that left and right are swapped, 0 to 1", lambda value: 0 <= value <= 1
+    ),
+    "vertical_flip": Augmentation(
+        1, 0.5, "the probability that top and bottom are swapped, 0 to 1", lambda value: 0 <= value <= 1
+    ),
     "crop": Augmentation(2, 4, "the maximum shift of an image, in whole pixels", _is_whole),
+    "rotate": Augmentation(1, 10, "the maximum angle in degrees, 0 to 180", lambda value: 0 <= value <= 180),
+    "scale": Augmentation(1, 0.1, FACTOR, _is_fraction),
+    "brightness": Augmentation(1, 0.2, FACTOR, _is_fraction),
+    "contrast": Augmentation(1, 0.2, FACTOR, _is_fraction),
+    "saturation": Augmentation(1, 0.2, FACTOR, _is_fraction),
     "cutout": Augmentation(2, 8, "the side of the square that is set to 0, in whole pixels", _is_whole),
     "mixup": Augmentation(1, 0.2, "the alpha of a Beta distribution, 0 to 10", lambda value: 0 <= value <= 10),
 }
@@ -89,16 +101,31 @@ def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list
         problem = f"the inputs have the shape {tuple(shape)}, and images are (channels, height, width)"
         setting = f"data.augment={{{','.join(strengths)}}}"
         return [Problem(setting, problem, "use `data.augment=null`, or images as inputs")]
-    side = min(shape[1:])
+    channels, side = shape[0], min(shape[1:])
+    most = {"crop": side, "cutout": side, "saturation": 1 if channels == 3 else 0}
+    reasons = dict.fromkeys(most, f"the images have a side of {side} pixels")
+    reasons["saturation"] = f"a saturation needs red, green and blue, and the channels of the images are {channels}"
     return [
         Problem.suggest(
             f"data.augment.{name}={strengths[name]:g}",
-            f"the images have a side of {side} pixels",
-            [written({**strengths, name: max(1, side // 4)})],
+            reasons[name],
+            [written({**strengths, name: min(limit, max(1, limit // 4))})],
         )
-        for name in ("crop", "cutout")
-        if strengths.get(name, 0) > side
+        for name, limit in most.items()
+        if strengths.get(name, 0) > limit
     ]
+
+
+#: the brightness of red, green and blue (ITU-R BT.601)
+GREY = (0.299, 0.587, 0.114)
+
+
+def restored(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return images in their own type: integers rounded, and bytes in 0..255."""
+    if images.dtype == dtype or dtype.is_floating_point:
+        return images
+    whole = images.round()
+    return (whole.clamp(0, 255) if dtype == torch.uint8 else whole).to(dtype)
 
 
 def shifted(images: Tensor, down: Tensor, right: Tensor, *, most: int) -> Tensor:  # (B, C, H, W)
@@ -116,6 +143,33 @@ def cut_out(images: Tensor, down: Tensor, right: Tensor, *, side: int) -> Tensor
     height, width = images.shape[2:]
     rows, columns = _square(down, height, side), _square(right, width, side)  # (B, H), (B, W)
     return images * ~(rows[:, None, :, None] & columns[:, None, None, :])
+
+
+def turned(images: Tensor, angle: Tensor, zoom: Tensor, *, degrees: float, scale: float) -> Tensor:
+    """Turn (B, C, H, W) floats by -degrees..degrees, and scale them by 1 - scale..1 + scale; zeros come in."""
+    height, width = images.shape[2:]
+    radians = (angle * 2 - 1) * math.radians(degrees)
+    factor = 1 + (zoom * 2 - 1) * scale
+    cos, sin = (radians.cos() / factor)[:, None, None], (radians.sin() / factor)[:, None, None]
+    x = (torch.arange(width, device=images.device) * 2 + 1 - width)[None, None, :]  # in half pixels from the middle
+    y = (torch.arange(height, device=images.device) * 2 + 1 - height)[None, :, None]
+    # the source of each pixel, in -1..1; not affine_grid, whose matrix product TF32 would round
+    grid = torch.stack([(x * cos + y * sin) / width, (y * cos - x * sin) / height], dim=3)  # (B, H, W, 2)
+    return F.grid_sample(images, grid.to(images.dtype), align_corners=False)
+
+
+def brightened(images: Tensor, factor: Tensor) -> Tensor:  # (B, C, H, W) floats, (B, 1, 1, 1)
+    return images * factor
+
+
+def contrasted(images: Tensor, factor: Tensor) -> Tensor:
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return mean + (images - mean) * factor
+
+
+def saturated(images: Tensor, factor: Tensor) -> Tensor:
+    grey = sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(GREY))
+    return grey + (images - grey) * factor
 
 
 def mixed_with_neighbor(values: Tensor, share: Tensor) -> Tensor:  # (B, ...) floats, share (B,)
@@ -139,6 +193,9 @@ def _square(draw: Tensor, length: int, side: int) -> Tensor:
     return (positions >= start) & (positions < start + side)
 
 
+COLORS = {"brightness": brightened, "contrast": contrasted, "saturation": saturated}
+#: augmentations that need floats
+BLENDING = ("rotate", "scale", *COLORS, "mixup")
 #: quantiles of mixup's shares, with straight lines between them; and steps of the sum that they are computed by
 NUM_QUANTILES, FINE = 1024, 2**18
 
@@ -167,21 +224,34 @@ class Augment(nn.Module):
         images, targets, *others = batch
         columns = iter(draws.unbind(1))
         draw = {name: [next(columns) for _ in range(NAMES[name].num_draws)] for name in self.strengths}
-        dtype = images.dtype
-        for name, axis in (("flip", 3), ("vertical_flip", 2)):
+        changed = self._moved(images, draw)
+        for name, recolor in COLORS.items():
             if name in draw:
-                is_flipped = (draw[name][0] < self.strengths[name])[:, None, None, None]
-                images = torch.where(is_flipped, images.flip(axis), images)
-        if "crop" in draw:
-            images = shifted(images, *draw["crop"], most=int(self.strengths["crop"]))
+                changed = recolor(changed, (1 + (draw[name][0] * 2 - 1) * self.strengths[name])[:, None, None, None])
         if "cutout" in draw:
-            images = cut_out(images, *draw["cutout"], side=int(self.strengths["cutout"]))
+            changed = cut_out(changed, *draw["cutout"], side=int(self.strengths["cutout"]))
         if "mixup" in draw:
             share = self._share(*draw["mixup"])
-            images = mixed_with_neighbor(images if images.is_floating_point() else images.float(), share)
-            images = images if dtype.is_floating_point else images.round().to(dtype)
+            changed = mixed_with_neighbor(changed, share)
             targets = mixed_with_neighbor(self._class_shares(targets), share)
-        return (images, targets, *others)
+        return (restored(changed, images.dtype), targets, *others)
+
+    def _moved(self, images: Tensor, draw: Mapping[str, list[Tensor]]) -> Tensor:
+        strength = self.strengths
+        for name, axis in (("flip", 3), ("vertical_flip", 2)):
+            if name in draw:
+                is_flipped = (draw[name][0] < strength[name])[:, None, None, None]
+                images = torch.where(is_flipped, images.flip(axis), images)
+        if "crop" in draw:
+            images = shifted(images, *draw["crop"], most=int(strength["crop"]))
+        if any(name in draw for name in BLENDING) and not images.is_floating_point():
+            images = images.float()
+        if "rotate" in draw or "scale" in draw:
+            middle = [torch.full_like(next(iter(draw.values()))[0], 0.5)]  # neither turned nor scaled
+            angle, zoom = draw.get("rotate", middle)[0], draw.get("scale", middle)[0]
+            limits = {"degrees": strength.get("rotate", 0.0), "scale": strength.get("scale", 0.0)}
+            images = turned(images, angle, zoom, **limits)
+        return images
 
     def _share(self, draw: Tensor) -> Tensor:  # (B,) -> (B,) in 0.5..1
         position = draw * NUM_QUANTILES

@@ -23,6 +23,11 @@ EVERYTHING = {
     "flip": True,
     "vertical_flip": 0.3,
     "crop": 2,
+    "rotate": 20,
+    "scale": 0.2,
+    "brightness": 0.3,
+    "contrast": 0.3,
+    "saturation": 0.3,
     "cutout": 3,
     "mixup": 0.4,
 }
@@ -60,6 +65,10 @@ def changed(draws, images=TINY, **strengths):
         ({"crop": 2}, [0.5, 0.99], [[3, 0, 0], [6, 0, 0]]),
         ({"cutout": 1}, [0.5, 0.5], [[1, 2, 3], [4, 0, 6]]),
         ({"cutout": 2}, [0.0, 0.99], [[1, 0, 0], [4, 5, 6]]),
+        ({"rotate": 180}, [0.0], [[6, 5, 4], [3, 2, 1]]),
+        ({"rotate": 180}, [0.5], [[1, 2, 3], [4, 5, 6]]),
+        ({"brightness": 0.5}, [0.0], [[0, 1, 2], [2, 2, 3]]),  # halves are rounded to even
+        ({"contrast": 0.5}, [0.0], [[2, 3, 3], [4, 4, 5]]),
         ({"flip": True, "cutout": 1}, [0.0, 0.0, 0.0], [[0, 2, 1], [6, 5, 4]]),
     ],
     ids=str,
@@ -68,6 +77,31 @@ def test_a_tiny_image(strengths, draws, expected):
     image = changed(draws, **strengths)
     assert image.dtype == torch.uint8
     assert image.tolist() == [[expected]]
+
+
+def test_bytes_stay_in_their_range():
+    image = changed([0.99], torch.full((1, 1, 2, 2), 250, dtype=torch.uint8), brightness=0.5)
+    assert image.unique().tolist() == [255]
+
+
+def test_a_quarter_turn_and_a_zoom():
+    square = torch.arange(9.0).reshape(1, 1, 3, 3)
+    torch.testing.assert_close(changed([0.75], square, rotate=180), square.rot90(1, (3, 2)), atol=1e-5, rtol=0)
+    wide = torch.zeros(1, 1, 3, 5)
+    wide[..., 1, 3] = 1  # the pixel to the right of the middle moves below it, as pixels are square
+    assert changed([0.75], wide, rotate=180)[0, 0].round().nonzero().tolist() == [[2, 2]]
+    spot = torch.zeros(1, 1, 5, 5)
+    spot[..., 2, 2] = 1
+    assert changed([0.99], spot, scale=0.5).sum() > 1.5  # larger
+    assert changed([0.01], spot, scale=0.5).sum() < 0.5 + 0.51  # smaller, with the same brightness
+
+
+def test_saturation_leaves_grey_alone_and_takes_colours_towards_it():
+    grey = torch.full((1, 3, 2, 2), 0.4)
+    torch.testing.assert_close(changed([0.0], grey, saturation=0.5), grey)
+    red = torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1)
+    expected = torch.tensor([0.6495, 0.1495, 0.1495]).reshape(1, 3, 1, 1)
+    torch.testing.assert_close(changed([0.0], red, saturation=0.5), expected)
 
 
 def test_mixup_mixes_images_and_classes_by_the_same_share():
@@ -125,7 +159,7 @@ def test_nothing_asked_is_no_finish(asked):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_the_same_draws_give_the_same_batch_on_each_device(device, dtype):
     images = (torch.rand(16, 3, 8, 8) * 255).to(dtype)
-    targets, draws = torch.arange(16) % 3, torch.rand(16, 7)
+    targets, draws = torch.arange(16) % 3, torch.rand(16, 12)
     module = finish(images, **EVERYTHING)
     here = module((images, targets), draws)
     there = module.to(device)((images.to(device), targets.to(device)), draws.to(device))
@@ -177,9 +211,10 @@ def test_nothing_is_read_from_the_device(device):
         {"crop": 1.5},
         {"crop": 9},
         {"cutout": 4},
-        {"rotate": 10},
-        {"crop": "a bit"},
+        {"rotate": "a bit"},
+        {"brightness": 1},
         {"mixup": -1},
+        {"saturation": True},
         "flip",
         True,
         3,
@@ -211,7 +246,7 @@ def test_arrays_and_digits_take_it(own_folder, messages):
 def run(folder, *words):
     fixed = ["data=digits", "data.limit=120", "model=cnn", "model.channels=[4]", "train.batch_size=16"]
     fixed += [
-        "data.augment={crop:1,flip:true,mixup:0.2}",
+        "data.augment={crop:1,flip:true,rotate:10,mixup:0.2}",
         "tracking.enabled=false",
         "train.num_epochs=3",
         "train.deterministic=true",  # except on a CPU
