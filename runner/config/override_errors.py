@@ -18,9 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import other_names, validate
+from runner.config.allowed import PARTS
+from runner.config.checks import argument_problems
 from runner.config.compose import CONF, OF_ONE_RUN, REFUSALS, CheckedLoader, Compose, Composed, MisfitError
 from runner.config.identity import key_of, quoted
-from runner.config.instantiate import option_files
+from runner.config.instantiate import locate, option_files
 from runner.config.schema import KINDS, SearchKeys, find_key, keys
 from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
@@ -82,7 +84,7 @@ def explain(
             continue
         if len(values) > 1 and (is_one_run or is_of_hydra):
             what, fix = f"`{key}` is the same for all jobs of a sweep", f"set `{key}` to one value"
-            problems.append(Problem(text, what, fix, code="bad-value") if is_of_hydra else ambiguous(text))
+            problems.append(Problem(text, what, fix, code="bad-value") if is_of_hydra else ambiguous(text, cfg=cfg))
             is_group = OmegaConf.is_dict(validate.value(cfg, key)) and not is_of_hydra
             values = values[:1] if is_group else []
         for single in values:
@@ -148,17 +150,34 @@ def singles(text: str) -> Iterator[str]:
     yield from (f"{head}{each}" for each in values)
 
 
-def ambiguous(text: str, *, takes_sweep: bool = True) -> Problem:
-    """Return the error of several values without -m. takes_sweep: Whether the command takes -m."""
+def _fits_part(key: str, values: Iterable[str], cfg: DictConfig | None) -> bool:
+    """Return whether an argument of a built-in part takes these values; true where that is not known."""
+    group, _, name = key.partition(".")
+    target = validate.value(cfg, f"{group}._target_") if cfg is not None else None
+    if target not in PARTS or not name:
+        return True
+    typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"x{i}={each}" for i, each in enumerate(values)]))
+    return not any(argument_problems(locate(target), {name: each}, group) for each in typed.values())
+
+
+def ambiguous(text: str, *, takes_sweep: bool = True, cfg: DictConfig | None = None) -> Problem:
+    """Return the error of several values without -m.
+
+    Args:
+        text: The override.
+        takes_sweep: Whether the command takes -m.
+        cfg: The configuration, by whose targets suggestions are checked.
+    """
     key, _, value = text.partition("=")
     typed = re.sub(r"(?<=,)(?=\d)", "cuda:", text) if key == "device" else text
-    ways = [f"-m {shlex.quote(typed)}"] if takes_sweep else []
+    each_fits = _fits_part(key, (single.partition("=")[2] for single in singles(text)), cfg)
+    ways = [f"-m {shlex.quote(typed)}"] if takes_sweep and each_fits else []
     is_written = not SEVERAL.match(value) and key != "sweep.zip"
     known = find_key(_bare_key(text))
     kind = known.kind if known else "Any"
     if re.fullmatch(r"-?0,\d+", value) and kind.startswith(("float", "Any")):
         ways = [f"{key}={value.replace(',', '.')}", *ways]
-    elif kind == "Any" and is_written and value.strip(","):  # the key may take a list
+    elif kind == "Any" and is_written and value.strip(",") and _fits_part(key, [f"[{value}]"], cfg):
         ways.append(shlex.quote(f"{key}=[{value}]"))
     what = "a comma between values means" if is_written else "this value means"
     takes = "that takes `-m`" if takes_sweep else "this is one run"
@@ -186,7 +205,7 @@ def _problem(text: str, error: Exception, cfg: DictConfig) -> Problem:
     if override is None:
         return _unknown_key(text, bare, cfg)
     if override.is_sweep_override():
-        return ambiguous(text)
+        return ambiguous(text, cfg=cfg)
     if isinstance(error, MissingConfigException):
         return _missing_option(text, bare, value, error.options)
     if override.is_delete() and bare not in known:

@@ -124,7 +124,6 @@ def test_only_safetensors_and_no_code_of_others(tmp_path, messages):
         ((7,), {"config": {"model_type": "bret"}, "vocab_size": 9}),
         ((7,), {"vocab_size": 9}),
         ((7,), {"config": BERT}),
-        ((7,), {"config": BERT, "head": "causal", "vocab_size": 9}),
         ((7,), {"pretrained": "no/where", "vocab_size": 9}),
     ],
     ids=str,

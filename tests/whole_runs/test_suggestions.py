@@ -74,7 +74,7 @@ SUGGESTIONS = {
     "data=table data.path=a.csv data.decimal=,": ["'data.decimal=\",\"'"],
     "optimizer.lr=0,01": ["optimizer.lr=0.01", "-m optimizer.lr=0,01"],
     "seed=0,1": ["-m seed=0,1"],
-    "model=mlp model.hidden_sizes=1,2": ["-m model.hidden_sizes=1,2", "'model.hidden_sizes=[1,2]'"],
+    "model=mlp model.hidden_sizes=1,2": ["'model.hidden_sizes=[1,2]'"],
     "model=mlp model._target_=torch.nn.Linear +model.in_features=8 +model.out_features=2": [
         "model.in_features=8",
         "model.out_features=2",
