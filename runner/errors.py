@@ -263,7 +263,7 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *rang
 
 
 def harmless(text: str) -> str:
-    """A text from anywhere, as it may be shown on a terminal: control characters are spelled out, \\x1b for the escape."""
+    r"""Return a text from anywhere as a terminal may show it: control characters are spelled out, \x1b for the escape."""
     return text.translate(CONTROLS)
 
 

@@ -79,12 +79,15 @@ def devices_of(
 
 
 def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
-    """Check everything that is known before any work, and return the device and the reason for it.
-    Fills in what `train.precision=auto` is there.
+    """Check everything that is known before any work, set `train.precision=auto`, and return the device and the reason for it.
 
-    hardware: None for a sweep's job on another machine.
-    choice: the device, where a sweep has chosen it already.
-    Raises: RunnerError with every fault.
+    Args:
+        cfg: The composed configuration.
+        hardware: None for a sweep's job on another machine.
+        choice: The device, if a sweep has chosen it.
+
+    Raises:
+        RunnerError: With every error.
     """
     problems, precision = validate.problems(cfg), validate.value(cfg, "train.precision")
     is_fixed = choice is not None

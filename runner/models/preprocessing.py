@@ -53,7 +53,9 @@ def _follow(layer: ImageInputs, _: object) -> None:
 
 
 class TableColumns(nn.Module):
-    """Numbers first, (value - mean) / spread, with `fills` for missing ones (NaN); then a 0/1 column per category; then a
+    """Scales the numbers of a table and turns its categories into columns.
+
+    First the numbers, (value - mean) / spread, with `fills` for missing ones (NaN); then a 0/1 column per category; then a
     0/1 column per float in `flagged`, 1 if it is missing.
 
     An unknown (-1), missing or unseen category is all zeros, as its weight would never be trained. The shapes don't depend

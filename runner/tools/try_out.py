@@ -297,8 +297,7 @@ def _words_of(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def code() -> dict[str, str | None]:
-    """Identify the state of this directory's code: the commit, a digest of the changes, and one of the files that git does
-    not track. None for what is missing."""
+    """Return the commit, a digest of the changes, and one of the files that git does not track; None for what is missing."""
     git, root = provenance.git_state(), Path.cwd()
     listed = provenance.run_git("ls-files", "--others", "--exclude-standard", "-z") if git is not None else None
     python_files, conf_files = map(str, root.glob("*.py")), map(str, root.glob("conf/**/*"))

@@ -1,5 +1,6 @@
-"""Which models in a journal may use the user's code. A journal is not signed, so its models follow the rules for untrusted
-configurations, except the one in the signed model.json.
+"""Decides which models in a journal may use the user's code.
+
+A journal is not signed, so its models follow the rules for untrusted configurations, except the one in the signed model.json.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class TensorCopies:
 
 
 def reset_state(model: nn.Module, task: object) -> None:
-    """Call reset_state() of the modules, and of the task, that have it: at the start of each pass over a split."""
+    """Reset the modules and the task that have a `reset_state()`, at the start of each pass over a split."""
     for owner in _owners(model, task).values():
         if callable(reset := getattr(owner, "reset_state", None)):
             reset()

@@ -121,7 +121,7 @@ def _grouped(
     *,
     matrices: set[nn.Parameter] | None = None,
 ) -> list[dict[str, Any]]:
-    """torch's parameter groups, the parameters without a match first; those without decay, and Muon's matrices, separately."""
+    """Return parameter groups, the parameters without a match first; those without decay, and Muon's matrices, separately."""
     found: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     hits = [matching(group["match"], [name for name, _ in named], key="optimizer.groups") for group in groups]
     for index, group in enumerate(groups):

@@ -1,6 +1,7 @@
 """Makes a Source of table files (CSV, TSV, Parquet, Feather), and reads further files like them for predictions.
 
-Rows are tensors in memory, or a cached file that is memory-mapped."""
+Rows are tensors in memory, or a cached file that is memory-mapped.
+"""
 
 from __future__ import annotations
 

@@ -60,8 +60,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class GroupSize:
-    """How many members compute together, why, and the seconds of a member's step, then and by its own model; with what, where
-    they do so compiled."""
+    """How many members compute together and why, and the seconds of a member's step, together and by its own model."""
 
     num_together: int
     words: str
@@ -261,7 +260,7 @@ def _in_words(error: BaseException) -> str:
 
 @contextmanager
 def _without_cudnn_trials() -> Iterator[None]:
-    """cuDNN would try its algorithms again for each size, which takes longer than the steps."""
+    """Turn off cuDNN's trials of its algorithms, which take longer than the steps of a size."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
         yield

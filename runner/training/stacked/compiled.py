@@ -72,8 +72,7 @@ class Compiled:
 
 
 class Function:
-    """Forward and backward of as many members as a stack has, or fewer, for batches of one shape. Takes them three times to
-    be made."""
+    """Forward and backward of as many members as a stack has, or fewer, for batches of one shape; made by three calls of them."""
 
     def __init__(
         self, stack: ModelStack, batch: Any, functions: MembersFunctions, *, options: Mapping[str, Any] | None

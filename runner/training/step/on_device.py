@@ -57,8 +57,9 @@ class Repeater(Protocol):
 
 
 class OnDevice:
-    """Takes steps that read everything from the device that changes between them: the epoch's order and the position in it,
-    the rates, the row of the metric buffer.
+    """Takes steps that read from the device what changes between them.
+
+    This is the epoch's order and the position in it, the rates, and the row of the metric buffer.
 
     Steps are eager until the optimizer has its state, and if their size is rare.
 

@@ -75,9 +75,9 @@ def _seen_by_modes(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SimulatedTensor(Tensor):
-    """A tensor that reports the simulated device. Its values are in `backing`, a tensor of the CPU, or of meta, with only a
-    shape.
+    """A tensor that reports the simulated device.
 
+    Its values are in `backing`, a tensor of the CPU, or of meta, with only a shape.
     C++ also treats it as a tensor of that device (dispatch_device: it calls `prim.device`, answered below; the backend's
     dispatch keys choose the device's autocast list), but every kernel goes through `__torch_dispatch__`.
     """
