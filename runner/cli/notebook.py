@@ -20,6 +20,7 @@ from runner.config import override_errors
 from runner.config.compose import composer, name_data
 from runner.config.importing import loading, logging_to, make_own_code_importable, restored
 from runner.config.instantiate import ALLOW_VARIABLE
+from runner.config.trust import RERUN
 from runner.errors import SECRETS, RunnerError, path_problems, refuse
 from runner.experiment.directory import OverError
 from runner.experiment.summary import Summary
@@ -71,6 +72,7 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> RunResu
     if cfg.hydra.mode == RunMode.MULTIRUN:
         raise RunnerError.suggest("hydra.mode=MULTIRUN", "run() is one run", ["hydra.mode=RUN"], code="conflict")
     refuse_check(cfg, "run()")
+    is_repeated = cfg.hydra.job.config_name == RERUN
     with loading():
         from runner.experiment.run import run as run_experiment
 
@@ -87,6 +89,8 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> RunResu
             del cfg.hydra
             return RunResult(vars(run_experiment(cfg, folder, context=context)), folder)
     except OverError as over:
+        if is_repeated:
+            raise
         print(over)
         return RunResult(vars(Summary.read(folder)), folder)
 

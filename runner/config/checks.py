@@ -1,19 +1,22 @@
 """What the arguments of parts may be: `depth: Count = 4` in a signature. The values of a configuration are checked by it.
 
-`argument_problems()` finds every bad value before anything is built. A part that is called from Python is not checked.
+`argument_problems()` finds every bad value before anything is built; `@checked` refuses them in a call from Python, too.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from runner.config.identity import as_typed
 from runner.errors import Problem, nearest, nearest_files, refuse
+
+Part = TypeVar("Part", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,37 @@ def argument_problems(target: Callable[..., Any], values: Mapping[str, Any], key
 
     Args:
         target: The class or function.
-        values: Its arguments. A `${...}` is checked when it is resolved, null where it is not the default.
+        values: Its arguments. A `${...}` is checked when it is resolved, ??? is reported as missing, and null may be the default.
         key: The key above them.
     """
     problems: list[Problem] = []
     for name, argument in inspect.signature(target, eval_str=True).parameters.items():
-        value = values.get(name)
-        is_unknown = name not in values or "${" in str(value) or (value is None and argument.default is None)
-        for check in checks_of(argument.annotation) if not is_unknown else ():
-            problems += check.problems(value, f"{key}.{name}", argument.default)
+        checks, value = checks_of(argument.annotation), values.get(name)
+        if checks and name in values and not (value is None and argument.default is None):
+            is_later = value == "???" or "${" in str(value)
+            for check in checks if not is_later else ():
+                problems += check.problems(value, f"{key}.{name}", argument.default)
     return problems
+
+
+def checked(key: str) -> Callable[[Part], Part]:
+    """Return a decorator of a class or a function: a call with a bad value raises a RunnerError. key: The key of the part."""
+
+    def decorate(part: Any) -> Any:
+        function = part.__init__ if inspect.isclass(part) else part
+
+        @functools.wraps(function)
+        def call(*args: Any, **settings: Any) -> Any:
+            values = inspect.signature(function).bind(*args, **settings).arguments
+            refuse(argument_problems(function, values, key))
+            return function(*args, **settings)
+
+        if not inspect.isclass(part):
+            return call
+        part.__init__ = call  # type: ignore[method-assign]
+        return part
+
+    return decorate
 
 
 def checks_of(annotation: Any) -> list[Check]:

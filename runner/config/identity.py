@@ -46,7 +46,11 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def chosen(cfg: DictConfig) -> dict[str, Any]:
     """Return the values of an experiment by dotted key, as a checkpoint has them."""
-    values = flat(cfg)
+    return chosen_of(flat(cfg))
+
+
+def chosen_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of all values that make the experiment."""
     data = {key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")}
     removed = {f"data.{name}" for name in removed_arguments(data)}
     return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN) and key not in removed}

@@ -118,6 +118,11 @@ class OverError(RunnerError):
         return f"{problem.source}: {problem.message}; {problem.help}"
 
 
+def _without_parents(path: Path) -> Path:
+    """Return a path without `..`, as Hydra spells it; resolve() follows links, which Hydra does not."""
+    return Path(os.path.abspath(path)) if ".." in path.parts else path  # noqa: PTH100
+
+
 class RunDirectory:
     """A run's directory, held by this process; knows what was in it before.
 
@@ -129,8 +134,7 @@ class RunDirectory:
 
         Raises: RunnerError another process holds it, or it can't be made.
         """
-        # without `..`, as Hydra spells it; resolve() follows links, which Hydra does not
-        self.path = Path(os.path.abspath(path)) if ".." in path.parts else path.absolute()  # noqa: PTH100
+        self.path = _without_parents(path).absolute()
         self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
         source = f"run folder {self.path}"
         try:
@@ -187,6 +191,7 @@ def begin(path: Path, cfg: DictConfig) -> Iterator[RunDirectory]:
 
 def refuse_used(folder: Path, cfg: DictConfig) -> None:
     """Raise a RunnerError if a directory has a run: how it differs, or how to resume it. Writes nothing."""
+    folder = _without_parents(folder)
     run = Run(folder)
     if not run.has_begun:
         return

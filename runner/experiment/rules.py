@@ -93,7 +93,7 @@ RULES = (
     Rule({**GRAPH, "is_on_device": False},
          "a captured step reads its examples on the device, and they are streamed", f"data.residency=device {NO_GRAPH}"),
     Rule({**GRAPH, **GUARDED}, "the guard can't watch a captured step", FIRST_STEP),
-    Rule({**GRAPH, **FP16}, "a captured update can't scale gradients", "train.precision=bf16"),
+    Rule({**GRAPH, **FP16}, "a captured update can't scale gradients", f"{NO_GRAPH} train.precision=bf16"),
     Rule({**TURNS, **GRAPH}, "a graph holds one optimizer's step", f"{NO_GRAPH} train.compile=true"),
     Rule({**RECOMPUTE, **GRAPH}, REPLAYED, f"{NO_GRAPH} train.recompute=[]"),
     # compiled steps

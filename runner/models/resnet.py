@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 from torch import Tensor, nn
 
-from runner.config.checks import Check, Count, one_of
+from runner.config.checks import Check, Count, checked, one_of
 from runner.models.shapes import IMAGES, check_shape
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
@@ -19,7 +19,7 @@ STAGES = {
     152: ((3, 8, 36, 3), True),
 }
 DEPTH = Check(
-    lambda depth: depth in STAGES or (type(depth) is int and depth >= 8 and depth % 6 == 2),
+    lambda depth: type(depth) is int and (depth in STAGES or (depth >= 8 and depth % 6 == 2)),
     "18, 34, 50, 101, 152, or 6n + 2 for small images: 20, 32, 44, 56, 110",
     "18",
 )
@@ -29,6 +29,7 @@ EXPANSION = 4
 SMALL_SIDE = 96
 
 
+@checked("model")
 class ResNet(nn.Module):
     """Stages of residual blocks, each halving the image and doubling the channels, then the mean over positions.
 

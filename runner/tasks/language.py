@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Count, Share
+from runner.config.checks import Check, checked
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import inputs_of, output_of
 from runner.tasks.metrics import TokenMetric
 from runner.tasks.task import BuiltinTask
 
+NUM_TOKENS = Check(lambda value: type(value) is int and value >= 0, "a whole number, 0 or more", "200")
 
+
+@checked("task")
 class Language(BuiltinTask):
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 
@@ -36,9 +39,9 @@ class Language(BuiltinTask):
         *,
         num_classes: int | None = None,
         ignore_index: int = -100,
-        label_smoothing: Share = 0.0,
+        label_smoothing: float = 0.0,
         bytes_per_token: float | None = None,
-        sample_tokens: Count = 200,
+        sample_tokens: Annotated[int, NUM_TOKENS] = 200,
         output: int | str | None = None,
         metrics: Any = None,
     ) -> None:

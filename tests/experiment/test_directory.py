@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from waiting import LONGEST
 
-from runner import cli
+from runner import cli, run
 from runner.errors import RunnerError
 from runner.experiment import directory as directories
 from runner.tracking.ack import read_ack
@@ -134,6 +134,15 @@ def test_repeated_run_needs_another_directory(used, capsys):
     before = content()
     assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=run"]) == 2
     assert "has finished" in capsys.readouterr().err
+    with pytest.raises(RunnerError, match="has finished"):
+        run(["-cd", "run"], config_name="rerun", folder=Path("run"))
+    assert content() == before
+
+
+def test_directory_spelled_with_dots_is_the_used_one(used, capsys):
+    before = content()
+    assert cli.main([*SHORT, "seed=2", "hydra.run.dir=nowhere/../run"]) == 2
+    assert "another experiment is in it: seed=" in capsys.readouterr().err
     assert content() == before
 
 

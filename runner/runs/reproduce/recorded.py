@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import defaults
-from runner.config.identity import NOT_CHOSEN
+from runner.config.identity import chosen_of
 from runner.config.trust import rerun_problems, trusting
 from runner.device import Choice, Hardware
 from runner.errors import RunnerError, refuse, without_password
@@ -78,8 +78,7 @@ class RecordedRun:
 
     def chosen(self) -> dict[str, Any]:
         """Return the chosen values of its rerun.yaml by dotted key."""
-        values = defaults.values_of(self.folder / RERUN)
-        return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN)}
+        return chosen_of(defaults.values_of(self.folder / RERUN))
 
 
 def num_steps_of(params: Mapping[str, Any]) -> int | None:
