@@ -12,7 +12,7 @@ from runner.version import CONF, HERE
 def topics() -> dict[str, Path]:
     """Return the page of each topic. The pages of packages are next to their code."""
     pages = {"how-it-works": HERE / "README.md", "options": CONF / "README.md", "changelog": HERE / "CHANGELOG.md"}
-    pages |= {page.parent.name: page for page in sorted(HERE.glob("*/README.md"))}
+    pages |= {page.parent.name: page for page in sorted(HERE.glob("*/README.md")) if page.parent != CONF}
     return {page.stem: page for page in sorted((HERE / "docs").rglob("*.md"))} | pages
 
 

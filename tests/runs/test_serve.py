@@ -19,7 +19,6 @@ from waiting import LONGEST
 from runner.training import signals
 
 RUN = "outputs/digits/run"
-#: each commit tests one: arguments, the signal that ends it, its exit code
 
 
 def a_free_port():
@@ -73,12 +72,16 @@ def ask(port, rows):
 
 
 @pytest.mark.slow
-def test_serve_answers_as_the_model_until_sigterm(home, warm):
+@pytest.mark.parametrize(
+    ("words", "number", "code"), [(("--predictions",), signal.SIGTERM, 143), ((), signal.SIGINT, 130)]
+)
+def test_serve_answers_as_the_model_until_a_signal(words, number, code, home, warm):
     port, rows = a_free_port(), np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
     with torch.no_grad():
-        wanted = model_of(RUN)(torch.from_numpy(rows)).softmax(-1)
+        wanted = model_of(RUN)(torch.from_numpy(rows))
+    wanted = wanted.softmax(-1) if words else wanted
     before = set(Path(tempfile.gettempdir()).glob("runner-serve-*"))
-    with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), "--predictions") as process:
+    with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), *words) as process:
         try:
             said = ""
             while "\nask " not in said and (line := process.stdout.readline()):  # the line that users wait for, too
@@ -89,14 +92,14 @@ def test_serve_answers_as_the_model_until_sigterm(home, warm):
             assert ask(port, rows[:1]).shape == (1, 10)
             children = psutil.Process(process.pid).children(recursive=True)
             assert all(each.laddr.ip == "127.0.0.1" for child in children for each in child.net_connections("tcp"))
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             out, _ = process.communicate(timeout=LONGEST)
         finally:
             process.kill() if process.poll() is None else None
     out = said + out
-    assert process.returncode == 143 and "Traceback" not in out
+    assert process.returncode == code and "Traceback" not in out
     assert f"serving http://127.0.0.1:{port}/invocations" in out
-    assert "probabilities by class" in out
+    assert ("probabilities by class" in out) == bool(words)
     assert not [child for child in children if child.is_running()]
     assert set(Path(tempfile.gettempdir()).glob("runner-serve-*")) <= before
     with socket.socket() as again:

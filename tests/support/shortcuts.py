@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,6 +70,10 @@ def _once(make: Callable[[], Any], key: tuple[Any, ...], repo: Any) -> Any:
     if any(folder.name != "conf" for folder in own):  # a run's directory, or any other
         return make()
     files = [file for folder in own for file in folder.rglob("*.yaml") if file.is_file()]
+    if any(
+        re.search(r"override .*\$\{", file.read_text(errors="replace")) for file in files
+    ):  # chosen by the environment
+        return make()
     key = (*key, *folders, *((file, file.read_bytes()) for file in sorted(files)))
     if key not in _kept:
         if len(_kept) >= MOST_KEPT:

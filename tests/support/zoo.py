@@ -196,6 +196,57 @@ class SizeOf(Wide):
         return super().forward(x) + torch.ones(width, device=x.device).mean()
 
 
+class Masking(Wide):
+    def forward(self, x):
+        y = super().forward(x)
+        good = y[y[:, 0] > 0]  # <- mask
+        return y + good.mean()
+
+
+class Unique(Wide):
+    def forward(self, x):
+        y = super().forward(x)
+        return y + torch.unique((y * 8).round().detach()).mean()  # <- unique
+
+
+class Waiting(Wide):
+    def forward(self, x):
+        y = x
+        while y.norm() > 1:  # <- while
+            y = y / 2
+        return super().forward(y)
+
+
+class Ranging(Wide):
+    def forward(self, x):
+        for _ in range(x.argmax() % 3):  # <- range
+            x = x / 2
+        return super().forward(x)
+
+
+class Selecting(Wide):
+    def forward(self, x):
+        y = super().forward(x)
+        return y + torch.masked_select(y, y > 0).mean()  # <- masked_select
+
+
+class Repeating(Wide):
+    def forward(self, x):
+        counts = (x[:, 0] > 0).long() + 1
+        return super().forward(x) + x.repeat_interleave(counts, 0).mean()  # <- repeat
+
+
+class Counting(Wide):
+    def forward(self, x):
+        return super().forward(x) + torch.bincount(x.argmax(1)).float().mean()  # <- bincount
+
+
+class Where(Wide):
+    def forward(self, x):
+        rows, columns = torch.where(x > 0)  # <- where
+        return super().forward(x) + x[rows, columns].mean()
+
+
 class Experts(Wide):
     """A mixture in its most common form: each expert receives its rows."""
 
@@ -259,8 +310,16 @@ SOUND = [
 
 BY_VALUES = [
     Case("branch", Branching),
+    Case("mask", Masking),
     Case("nonzero", Nonzero),
+    Case("unique", Unique),
     Case("size", SizeOf),
+    Case("while", Waiting),
+    Case("range", Ranging),
+    Case("masked_select", Selecting),
+    Case("repeat", Repeating),
+    Case("bincount", Counting),
+    Case("where", Where),
     Case("experts", Experts),
     Case("lengths", Padded),
 ]

@@ -65,7 +65,8 @@ def _arguments(file: Path, settings: Mapping[str, Any], setting: str) -> dict[st
     """Return the arguments of load_dataset(); None for a directory of save_to_disk(). Raises: RunnerError."""
     path, ending, files = settings["path"], file.suffix.lower(), settings["data_files"]
     is_saved = any((file / name).is_file() for name in SAVED)
-    unused = ("subset", "data_files") if file.is_file() or is_saved else ("subset",) if path in BUILDERS else ()
+    is_whole = is_saved or (file.is_file() and path not in BUILDERS)
+    unused = ("subset", "data_files") if is_whole else ("subset",) if path in BUILDERS else ()
     problem = f"`{path}` is read completely, as files without subsets"
     refuse(
         Problem.suggest(f"data.{name}={settings[name]}", problem, [f"data.{name}=null"])

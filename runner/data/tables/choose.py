@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.config.checks import choice, count
+from runner.config.identity import as_typed
 from runner.data.tables.cells import NUMBER, suggested
 from runner.data.tables.encoder import (
     Column,
@@ -244,8 +245,10 @@ def _no_columns(targets: Sequence[str], keys: Sequence[str], tallies: Mapping[st
     name, texts = keys[0], _first_texts(tallies[keys[0]])
     ways = suggested(texts) or [f"data.categorical=[{name}]"]
     if ways[0].startswith("data.categorical") and sum(" " in text.strip() for text in texts) * 2 > len(texts):
-        settings = f"data.path={file.path} data.inputs={name} data.target={targets[0]} model=transformer"
-        ways = [f"data=huggingface {settings}"]
+        where = as_typed("data.path", file.path)
+        if file.path.suffix not in (".csv", ".tsv", ".parquet", ".arrow"):  # its library does not know the ending
+            where = f"data.path={'csv' if file.is_csv else 'parquet'} {as_typed('data.data_files', file.path)}"
+        ways = [f"data=huggingface {where} data.inputs={name} data.target={targets[0]} model=transformer"]
     return Problem.suggest(file.asked, problem, ways)
 
 

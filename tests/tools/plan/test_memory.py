@@ -12,6 +12,9 @@ pytestmark = pytest.mark.slow
 MADE_UP = ("data=synthetic", "data.num_rows=2000")
 RUNS = {
     "cnn, accumulated": ("model=cnn", "train.batch_size=64", "train.accumulate_steps=2", "train.clip_grad_norm=1"),
+    "transformer": (*MADE_UP, "model=transformer", "data.shape=[32,16]", "train.batch_size=64", "train.precision=bf16"),
+    "lstm": (*MADE_UP, "model=lstm", "data.shape=[64,16]", "train.batch_size=64", "optimizer=sgd"),
+    "custom": (*MADE_UP, "model=own", "data.shape=[32,16]", "train.batch_size=256"),
     "recomputed": (*MADE_UP, "model=vit", "data.shape=[3,16,16]", "model.depth=6", "model.dropout=0.1", "train.recompute=[layers.*]"),
 }  # fmt: skip
 

@@ -74,8 +74,16 @@ def test_what_goes_by_values_is_told_with_the_operation_and_its_line(case, judge
 
 SAYS = {
     "branch": "bool(tensor)",
+    "mask": "tensor[mask]",
     "nonzero": "nonzero()",
+    "unique": "unique()",
     "size": "int(tensor)",
+    "while": "bool(tensor)",
+    "range": "a tensor used as an index",
+    "masked_select": "masked_select()",
+    "repeat": "repeat_interleave()",
+    "bincount": "bincount()",
+    "where": "torch.where(mask)",
     "experts": "nonzero()",
     "lengths": "pack_padded_sequence()",
 }
