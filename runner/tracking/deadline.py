@@ -26,11 +26,11 @@ ADAPTER = "TCPKeepAliveHTTPAdapter"  # MLflow makes its sessions with it
 _limits = threading.local()  # `seconds` of the current request in this thread; None for a download
 
 
-class _Limited(io.RawIOBase):
-    """Reads from a socket until a deadline, and no more than MOST_BYTES. Raises: TimeoutError, OSError."""
+class _Timed(io.RawIOBase):
+    """Reads from a socket until a deadline. Raises: TimeoutError."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, seconds: float) -> None:
-        self._raw, self._sock, self._until, self._num_bytes = raw, sock, time.monotonic() + seconds, 0
+        self._raw, self._sock, self._until = raw, sock, time.monotonic() + seconds
 
     def readable(self) -> bool:
         return True
@@ -40,11 +40,7 @@ class _Limited(io.RawIOBase):
         if left <= 0:
             raise TimeoutError("timed out")
         self._sock.settimeout(left)
-        count = self._raw.readinto(buffer)
-        self._num_bytes += count or 0
-        if self._num_bytes > MOST_BYTES:
-            raise OSError(TOO_LONG)
-        return count
+        return self._raw.readinto(buffer)
 
     def close(self) -> None:
         self._raw.close()
@@ -56,16 +52,30 @@ class _Response(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         seconds: float | None = getattr(_limits, "seconds", None)
         if seconds is not None:
-            self.fp = io.BufferedReader(_Limited(self.fp.detach(), sock, seconds))
+            self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, seconds))
 
 
 class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
     def send(self, request: requests.PreparedRequest, stream: bool = False, timeout: Any = None, **how: Any) -> Any:  # type: ignore[override]
         _limits.seconds = timeout if isinstance(timeout, int | float) and not stream else None
         try:
-            return super().send(request, stream=stream, timeout=timeout, **how)
+            response = super().send(request, stream=True, timeout=timeout, **how)
+            if not stream:
+                _read(response)
         finally:
             _limits.seconds = None
+        return response
+
+
+def _read(response: requests.Response) -> None:
+    """Read the content as Session.send() does, up to MOST_BYTES of decoded bytes."""
+    content = bytearray()
+    for part in response.iter_content(1 << 16):
+        content += part
+        if len(content) > MOST_BYTES:
+            response.close()
+            raise requests.exceptions.ContentDecodingError(TOO_LONG, response=response)
+    response._content = bytes(content)
 
 
 @contextmanager

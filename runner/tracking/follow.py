@@ -49,6 +49,7 @@ class UploadLoop:
         self._busy: dict[Future[Turn], FollowedRun] = {}
         self._pool = ThreadPoolExecutor(num_at_once, thread_name_prefix="runner-send")
         self._backoff = Backoff()
+        self._broken: set[Path] = set()  # the runs whose last turn ended with an unexpected error
         self._outage: str | None = None  # why the store does not answer
         self._ask_at = 0.0  # during an outage
 
@@ -74,9 +75,11 @@ class UploadLoop:
                 has_ended, self._outage = True, None
                 for run in self._runs.values():
                     run.end()
+                    run.due_at, run.has_waited = time.monotonic(), False  # a last attempt each
             self._take_results()
-            self._start_turns()
-            if closed_at is not None and not self._busy and self._is_late(closed_at):
+            is_late = closed_at is not None and self._is_late(closed_at)
+            self._start_turns(is_late=is_late)
+            if is_late and not self._busy:
                 return self._give_up()
             for run in self._runs.values():
                 run.sample()
@@ -90,10 +93,10 @@ class UploadLoop:
             elif folder in self._runs:
                 self._runs[folder].end()
 
-    def _start_turns(self) -> None:
+    def _start_turns(self, *, is_late: bool) -> None:
         if self._outage is not None and (time.monotonic() < self._ask_at or not self._is_answering()):
             return
-        while len(self._busy) < self._limit() and (due := self._due()):
+        while len(self._busy) < self._limit() and (due := self._due(is_late=is_late)):
             run = self._first if self._first in due and not self._first.has_begun else min(due, key=_priority)
             future = self._pool.submit(run.turn)
             self._busy[future] = run
@@ -103,13 +106,18 @@ class UploadLoop:
         # the first run creates the experiment, and is the parent of a sweep's jobs
         return self._num_at_once if self._first.has_begun else 1
 
-    def _due(self) -> list[FollowedRun]:
+    def _due(self, *, is_late: bool) -> list[FollowedRun]:
+        """Return the runs whose turn it is; after the grace time only those that had no attempt since the end."""
         now, busy = time.monotonic(), set(self._busy.values())
-        return [run for run in self._runs.values() if run.due_at <= now and run not in busy]
+        idle = [run for run in self._runs.values() if run.due_at <= now and run not in busy]
+        return [run for run in idle if not (is_late and run.has_waited)]
 
     def _take_results(self) -> None:
         for future in [future for future in self._busy if future.done()]:
             run, result = self._busy.pop(future), future.result()
+            if run.failure is not None and run.folder not in self._broken:  # logged once
+                log.error("%s: unexpected error", run.folder, exc_info=run.failure)
+            (self._broken.discard if run.failure is None else self._broken.add)(run.folder)
             if run.has_worked:
                 self._backoff.reset()
             if result is Turn.DONE and run.is_gone:  # else it was resumed
@@ -155,7 +163,7 @@ class UploadLoop:
         left = [run for run in self._runs.values() if not run.is_complete()]
         for run in left:
             run.report_left()
-        is_broken = any(run.is_broken for run in left)
+        is_broken = any(run.failure is not None for run in left)
         for run in self._runs.values():
             run.release()
         self._runs.clear()

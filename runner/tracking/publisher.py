@@ -42,6 +42,7 @@ class Publisher:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the last one was said
         self._has_left = False
         self._has_failed, self._look_again_at = False, 0.0  # see first_failure()
+        self._seen: dict[Path, float] = {}  # when each run's acknowledgement was written
         # it writes to the pipe, which may be full, and waits for the end of the process
         self._thread = threading.Thread(target=self._talk, name="runner-publisher", daemon=True)
         self._thread.start()
@@ -91,7 +92,10 @@ class Publisher:
         if self._has_failed or time.monotonic() < self._look_again_at:
             return None
         self._look_again_at = time.monotonic() + FAILURE_SECONDS
-        errors = [*map(read_error, tuple(self._folders)), self._error()]
+        written = {folder: _written_at(folder) for folder in tuple(self._folders)}
+        changed = [folder for folder, at in written.items() if at != self._seen.get(folder, -1.0)]
+        self._seen = written
+        errors = [*map(read_error, changed), self._error()]
         failure = next((error for error in errors if error is not None and not error.startswith("parent ")), None)
         self._has_failed = failure is not None
         return failure
@@ -135,6 +139,7 @@ class Publisher:
     def stop(self) -> None:
         """End the process now, so that `sync` can send the rest. Points that are sent twice are stored once."""
         if self._process is not None:
+            self._lines.put(None)  # a wait for more lines would not end
             self._process.terminate()
             self._ends_within(STOP_SECONDS)
 

@@ -80,7 +80,8 @@ class FollowedRun:
         self.is_gone = False  # its process has ended: nothing more will be written
         self.has_begun = False  # the store has the run, or there is nothing to send
         self.has_only_files = False  # the last turn left only files
-        self.is_broken = False  # the last turn ended with an unexpected error
+        self.failure: Exception | None = None  # an unexpected error of the last turn
+        self.has_waited = False  # after end(), a turn has left nothing to send now, or failed
         self.has_worked = False  # the last turn sent something
         self.due_at = time.monotonic()  # when it is next looked at
         self._uploader: Uploader | None = None
@@ -108,13 +109,9 @@ class FollowedRun:
         """
         before = self._reached()
         try:
-            result = self._send()
-            self.is_broken = False
-        except Exception:
-            result = Turn.FAILED
-            if not self.is_broken:  # logged once
-                log.exception("%s: unexpected error", self.folder)
-            self.is_broken = True
+            result, self.failure = self._send(), None
+        except Exception as error:
+            result, self.failure = Turn.FAILED, error
         self.has_worked = result is Turn.DONE or self._reached() != before
         if self.has_worked or result is Turn.IDLE:
             self._backoff.reset()
@@ -122,7 +119,7 @@ class FollowedRun:
 
     def schedule(self, result: Turn, *, longest_seconds: float) -> None:
         """Set when the next turn is due: later after each failure. An ended run with more to send keeps its place."""
-        now = time.monotonic()
+        now, self.has_waited = time.monotonic(), self._knew_end and result is not Turn.MORE
         if self.is_gone and not self._knew_end:
             self.due_at = now
         elif result is Turn.MORE:
@@ -145,7 +142,7 @@ class FollowedRun:
     def is_complete(self) -> bool:
         """Return whether the store has everything, by the journal and its acknowledgement."""
         if self._uploader is None:
-            return not has_records(self.folder / FILE)
+            return not _may_have_records(self.folder)
         return self._uploader.ack.is_complete and not self._uploader.has_more()
 
     def note_outage(self, error: str) -> None:
@@ -188,7 +185,7 @@ class FollowedRun:
         """Take the lock and make the Uploader. Returns None, or why there is nothing to do."""
         if self._uploader is not None:
             return None
-        if not has_records(self.folder / FILE):  # don't create a store for an empty journal
+        if not _may_have_records(self.folder):  # don't create a store for an empty journal
             return Turn.IDLE
         if not self._lock.is_locked:
             try:
@@ -211,10 +208,19 @@ class FollowedRun:
         return ack.offset, len(ack.postponed), ack.died
 
 
+def _may_have_records(folder: Path) -> bool:
+    """Return whether a run has something to send; the attempt to send reports an error of the disk."""
+    try:
+        return has_records(folder / FILE)
+    except OSError:
+        return True
+
+
 def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | None = None) -> Ack:
     """Send what is missing; imports MLflow (1 s). A run whose process was killed gets the status KILLED.
 
     grace_seconds: How long to retry a store that does not answer; the Ack's `error` then has the reason.
+    Raises: OSError and other unexpected errors.
     """
     run = FollowedRun(folder, lambda folder, _: Uploader(folder, uri, build=build), lingering_seconds=0.0)
     run.end()
@@ -225,8 +231,12 @@ def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | 
                 if result is Turn.LOCKED:
                     error = "another process is sending this run at this moment"
                     return dataclasses.replace(read_ack(folder), error=error)
+                if run.failure is not None:
+                    raise run.failure
                 if run.has_worked:
                     backoff.reset()
+                elif result is Turn.MORE:  # the next file, after one that failed
+                    continue
                 elif backoff.silent_seconds() > grace_seconds:
                     break
                 else:

@@ -112,8 +112,11 @@ class Uploader:
         return self.has_records() or bool(self._untried())
 
     def has_records(self) -> bool:
-        """Return whether anything except files is left."""
-        return has_records(self._journal, self.ack.offset)
+        """Return whether anything except files is left; the attempt to send reports an error of the disk."""
+        try:
+            return has_records(self._journal, self.ack.offset)
+        except OSError:
+            return True
 
     def only_waits(self) -> bool:
         """Return whether everything is sent except events that failed."""

@@ -418,8 +418,22 @@ def test_journal_that_can_not_be_read_fails_its_attempt(tmp_path):
     (tmp_path / FILE).write_bytes(encode_frame(EVENT, b"no json", num_points=0))
     upload = Upload(False)
     run = FollowedRun(tmp_path, lambda *_: upload)
-    assert run.turn() is Turn.FAILED and not run.is_broken and upload.attempts == 1
+    assert run.turn() is Turn.FAILED and run.failure is None and upload.attempts == 1
     run.release()
+
+
+def test_failing_runs_end_after_the_grace_time(runs, pipe):
+    uploads = [runs.add(name) for name in ("sweep", *"abcdefgh")]
+    line = pipe.line(grace_seconds=0.3)
+    for upload in uploads:  # together they take longer than a pause
+        upload.attempt = lambda **_: time.sleep(0.02) or False
+    for folder in list(runs.uploads)[1:]:
+        runs.say(FOLLOW, folder.name)
+        runs.say(GONE, folder.name)
+    pipe.close()
+    began = time.monotonic()
+    assert runs.follow(line, has_owner=lambda: time.monotonic() - began < 60) == 3
+    assert time.monotonic() - began < 60
 
 
 def test_end_gives_each_paused_run_a_turn_at_once(runs, pipe, monkeypatch):

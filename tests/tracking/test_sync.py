@@ -6,7 +6,7 @@ import pytest
 from filelock import FileLock
 
 from runner.errors import DeletedError
-from runner.tracking import mlflow_store
+from runner.tracking import mlflow_events, mlflow_store
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.sync import LOCK, find_journals, sync
@@ -35,6 +35,26 @@ def test_a_run_that_is_still_written_is_not_called_dead(folder, write, uri, clie
     with Journal(folder) as journal:  # its end was late
         write.end(journal)
     assert sync(folder, uri).is_complete and client.get_run(ack.run_id).info.status == "FINISHED"
+
+
+def test_files_after_a_slow_failure_are_sent(folder, write, uri, monkeypatch):
+    with Journal(folder) as journal:
+        write.start(journal)
+        for name in ("a.txt", "b.txt"):
+            (folder / name).write_text(name)
+            journal.event("artifact", path=name, to="")
+        write.end(journal)
+    tried = []
+
+    def fail_first(client, run_id, folder, event):
+        tried.append(event["path"])
+        if event["path"] == "a.txt":
+            time.sleep(0.2)
+            raise OSError("upload timed out")
+
+    monkeypatch.setattr(mlflow_events, "log_artifact", fail_first)
+    (left,) = sync(folder, uri, grace_seconds=0.1).postponed
+    assert left["path"] == "a.txt" and "b.txt" in tried
 
 
 def test_one_process_at_a_time_sends_a_journal(folder, journal, write, uri):

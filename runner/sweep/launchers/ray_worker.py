@@ -17,7 +17,7 @@ from runner.sweep.launchers.process_pool import ProcessPool
 from runner.sweep.launchers.worker import Request
 
 LOOK_SECONDS = 0.1
-Files = dict[str, bytes]  # contents by path in a job's directory
+Files = dict[str, tuple[bytes, float]]  # content and time of change, by path in a job's directory
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,18 @@ def _shares(home: Home) -> bool:
 def files_in(folder: Path) -> Files:
     """Return all files below a directory, without links; {} if it does not exist."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime) for path in paths}
 
 
 def write_files(files: Files, folder: Path) -> None:
     """Write the files to the directory, each atomically; other files stay. Raises: ValueError for one outside of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
+    for name, (content, changed_at) in files.items():
         path = folder / name
         if not path.parent.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{name} would be outside of the job's directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         incoming = path.with_name(f"{path.name}.arriving")
         incoming.write_bytes(content)
+        os.utime(incoming, (changed_at, changed_at))  # the end of a killed run is its journal's last change
         incoming.replace(path)

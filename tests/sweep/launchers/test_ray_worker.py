@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from runner.sweep.launchers.ray import variables_of
@@ -11,6 +13,7 @@ def test_a_folder_arrives_as_it_left_and_what_was_there_already_stays(tmp_path):
     (there / "journal/journal.bin").write_bytes(bytes(range(256)) * 1000)
     (there / ".hydra/config.yaml").write_text("seed: 1\n")
     (there / "summary.json").write_text("{}")
+    os.utime(there / "summary.json", (1000, 1000))
     (there / "way").symlink_to(tmp_path)
     home.mkdir()
     (home / "summary.json").write_text("of an earlier try")
@@ -18,7 +21,8 @@ def test_a_folder_arrives_as_it_left_and_what_was_there_already_stays(tmp_path):
 
     write_files(files_in(there), home)
 
-    assert files_in(home) == {
+    assert (home / "summary.json").stat().st_mtime == 1000
+    assert {name: content for name, (content, _) in files_in(home).items()} == {
         "journal/journal.bin": bytes(range(256)) * 1000,
         ".hydra/config.yaml": b"seed: 1\n",
         "summary.json": b"{}",
@@ -32,7 +36,7 @@ def test_nothing_is_written_outside_the_folder(name, tmp_path):
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside/journal").symlink_to(tmp_path)
     with pytest.raises(ValueError, match="outside"):
-        write_files({name: b""}, tmp_path / "inside")
+        write_files({name: (b"", 0.0)}, tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
 
 
