@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
@@ -13,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from runner.errors import harmless, leave_unread
+from runner.errors import RunnerError, harmless, in_words, leave_unread, on_a_line, traceback_of, without_password
 
 #: for an output that is not Unicode
 ASCII = str.maketrans({"✓": "+", "✗": "x", "·": "-", "…": "~", "━": "-", "╸": "-", "±": "+-"})
@@ -107,3 +108,12 @@ def seconds(duration: float | None) -> str:
         return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
     minutes, rest = divmod(round(duration), 60)
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def print_failure(error: BaseException) -> str:
+    """Print an error, an unexpected one with its traceback. Returns it on one line, for a summary."""
+    if isinstance(error, RunnerError):
+        say(f"\n{error}")
+        return on_a_line(error)
+    print(traceback_of(error), file=sys.stderr)
+    return without_password(in_words(error))

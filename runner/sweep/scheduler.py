@@ -18,9 +18,8 @@ from runner.device import Hardware
 from runner.errors import first_line
 from runner.experiment.context import RunContext
 from runner.experiment.summary import FILE, Summary
-from runner.sweep.jobs.ledger import Job, Ledger, Sweep
+from runner.sweep.jobs.ledger import ALONE, Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import DevicesFor, PreparedJob, in_name_of
-from runner.sweep.jobs.run_job import ALONE
 from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.sweep.terminal import Table

@@ -18,7 +18,7 @@ import requests
 import urllib3.connection
 from mlflow.utils import request_utils
 
-from runner.tracking.mlflow_store import TOO_LONG
+from runner.tracking.mlflow_names import TOO_LONG
 
 MOST_BYTES = 32 << 20  # a page of 25,000 points, the largest request, has 3 MB
 ADAPTER = "TCPKeepAliveHTTPAdapter"  # MLflow makes its sessions with it

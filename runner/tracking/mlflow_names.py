@@ -1,4 +1,4 @@
-"""Names that MLflow accepts, made from names in the configuration."""
+"""Names that MLflow accepts, made from names in the configuration, and limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 MOST_NAME = 250  # characters, in MLflow 3
 MOST_PARAM = 6000
 MOST_TAG = 8000
+TOO_LONG = "an answer of more than 32 MiB"  # deadline.MOST_BYTES
 
 _NOT_OF_A_MODEL = re.compile(r"[^\w-]+")
 _INDEX = re.compile(r"\[(\d+)\]")

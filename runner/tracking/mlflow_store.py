@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from runner.config.importing import loading
 from runner.tracking import store_uri
-from runner.tracking.mlflow_names import MOST_NAME, MOST_TAG, cut, valid_names
+from runner.tracking.mlflow_names import MOST_NAME, MOST_TAG, TOO_LONG, cut, valid_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,7 +39,6 @@ SETTINGS = {
 TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a complete answer; a user's value wins
 
 MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are skipped
-TOO_LONG = "an answer of more than 32 MiB"  # deadline.MOST_BYTES
 MOST_TEXT = 100_000  # characters of an error, which may contain the complete answer
 
 

@@ -127,7 +127,6 @@ def test_what_was_chosen_without_a_word_is_told_on_the_screen(own_folder, capsys
     assert told[1:] == [
         "data     target y (the last column): 2 classes, they are texts",
         "data     left out, because nearly all their texts differ: id",
-        "data     uneven classes: usual 196, rare 4 rows; always usual is right in 98.0% of them (see task.metrics=[f1], data.sampler=balanced)",
     ]
     assert all(line in Path("run/runner.log").read_text() for line in told)
 

@@ -22,6 +22,7 @@ from runner.tracking.journal import is_held
 FILE = "ledger.jsonl"  # in a sweep directory
 LOCK = "ledger.lock"
 DEFAULTS = "(defaults)"  # the name of a job without overrides
+ALONE = "alone"  # status of a job that can't be trained together with its group
 #: final states; `planned`, `running` and `interrupted` (by a stop of the sweep) are run later
 ENDS = ("finished", "failed", "killed", "pruned", "skipped")
 

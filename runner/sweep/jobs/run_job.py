@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import OF_CODE, RunnerError, in_words, on_a_line, traceback_of, without_password
-from runner.experiment.terminal import say
+from runner.errors import OF_CODE
+from runner.experiment.terminal import print_failure
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
     from runner.experiment.context import RunContext
     from runner.experiment.summary import Summary
-
-#: status of a job that can't be trained together with its group
-ALONE = "alone"
 
 
 def run_pickled(payload: bytes) -> int:
@@ -88,14 +84,6 @@ def task(cfg: DictConfig, *, context: RunContext) -> Summary:
     try:
         return run.run(cfg, folder, context=context)
     except OF_CODE as error:
-        summary = Summary("failed", print_error(error), exit_code=1)
+        summary = Summary("failed", print_failure(error), exit_code=1)
     summary.write(folder)
     return summary
-
-
-def print_error(error: BaseException) -> str:
-    if isinstance(error, RunnerError):
-        say(f"\n{error}")
-        return on_a_line(error)
-    print(traceback_of(error), file=sys.stderr)
-    return without_password(in_words(error))

@@ -37,7 +37,8 @@ from runner.experiment.context import Checked, RunContext
 from runner.experiment.directory import Run, RunDirectory
 from runner.experiment.session import Session, check_directory
 from runner.experiment.summary import Summary
-from runner.sweep.jobs.run_job import ALONE, print_error
+from runner.experiment.terminal import print_failure
+from runner.sweep.jobs.ledger import ALONE
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -86,7 +87,7 @@ def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
                     Summary(ALONE, str(error)).write(job.folder)
                 break
             except OF_CODE as error:
-                reason = print_error(error)
+                reason = print_failure(error)
                 ended = {number: failed(job, reason) for number, job in enumerate(jobs)}
             summaries += ended.values()
             jobs = [job for number, job in enumerate(jobs) if number not in ended]
