@@ -134,7 +134,7 @@ def work(rank, num, port, folder):
 
 
 @pytest.mark.slow
-def test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states(tmp_path, warm):
+def test_sharded_training_equals_whole_and_resumes(tmp_path, warm):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

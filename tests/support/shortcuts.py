@@ -1,6 +1,6 @@
 """Make tests faster: compose equal choices of options once per process, and save plots as one white dot.
 
-A composition takes 0.2 s of CPU time, and the tests compose thousands. Two thirds of it depend on the choices and the files alone.
+A composition takes 0.2 s of CPU time, and the tests compose thousands. Two thirds of it depend only on the choices and the files.
 
 A plot is still built, and its file written. A test that reads the plot's pixels uses the fixture `ink`.
 """
