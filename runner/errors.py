@@ -276,7 +276,7 @@ def first_line(error: object) -> str:
 #: the directories of this package and of Python, which may be below the current one
 NOT_OWN = (Path(__file__).parent, sysconfig.get_path("stdlib"), Path(os.__file__).parent)
 #: what the user's code may raise, also by sys.exit()
-OF_CODE = (Exception, SystemExit)
+CODE_ERRORS = (Exception, SystemExit)
 
 
 def in_words(error: BaseException) -> str:

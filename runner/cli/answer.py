@@ -19,8 +19,8 @@ from typing import Any, TextIO
 from runner.cli.table import CFG, HELP, INFO, SHELL
 from runner.config import packages
 from runner.errors import (
+    CODE_ERRORS,
     MISTAKE,
-    OF_CODE,
     RunnerError,
     as_facts,
     colored,
@@ -148,7 +148,7 @@ def logged(folder: Path) -> Iterator[None]:
         yield
     except (RunnerError, BrokenPipeError):
         raise
-    except OF_CODE as error:
+    except CODE_ERRORS as error:
         with (log := folder / "runner.log").open("a", encoding="utf-8") as file:
             file.write(traceback_of(error))
         raise UnexpectedError(log) from error

@@ -47,7 +47,7 @@ COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError)
 FAILURES = (AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 REFUSALS = (*COMPOSITION, RunnerError, *FAILURES)
 #: how Hydra reports an override that only a sweep takes
-OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
+NEEDS_SWEEP = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def compose_job(loader: CheckedLoader, flags: Sequence[str], overrides: list[str
     try:
         cfg = loader.load_configuration(name, overrides, RunMode.RUN)
     except ConfigCompositionException as error:
-        if not str(error).startswith(OF_ONE_RUN) or not asks_for_a_sweep(flags, overrides):
+        if not str(error).startswith(NEEDS_SWEEP) or not asks_for_a_sweep(flags, overrides):
             raise
         return loader.load_configuration(name, overrides, RunMode.MULTIRUN)
     if cfg.hydra.mode == RunMode.MULTIRUN:

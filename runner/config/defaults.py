@@ -14,7 +14,7 @@ from runner.config.identity import leaves
 from runner.version import CONF as CONF
 
 #: names and places, which make no other run
-NOT_OF_THE_RUN = ("name", "tracking.")
+IGNORED_KEYS = ("name", "tracking.")
 #: shown of every model, also with their defaults
 ALWAYS = ("optimizer.lr", "train.batch_size", "train.num_epochs", "train.num_steps", "seed")
 
@@ -36,7 +36,7 @@ def changed(chosen: Mapping[str, Any]) -> dict[str, Any]:
             answers[group] = answer
             usual[f"{group}._target_"] = chosen.get(f"{group}._target_")
     differing = {key: value for key, value in chosen.items() if key not in usual or usual[key] != value}
-    return answers | {key: value for key, value in differing.items() if not key.startswith(NOT_OF_THE_RUN)}
+    return answers | {key: value for key, value in differing.items() if not key.startswith(IGNORED_KEYS)}
 
 
 def main(chosen: Mapping[str, Any]) -> dict[str, Any]:

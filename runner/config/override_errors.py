@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.config import other_names, validate
 from runner.config.allowed import PARTS
 from runner.config.checks import argument_problems
-from runner.config.compose import CONF, OF_ONE_RUN, REFUSALS, CheckedLoader, Compose, Composed, MisfitError
+from runner.config.compose import CONF, NEEDS_SWEEP, REFUSALS, CheckedLoader, Compose, Composed, MisfitError
 from runner.config.identity import key_of, quoted
 from runner.config.instantiate import locate, option_files
 from runner.config.schema import KINDS, SearchKeys, find_key, keys
@@ -28,7 +28,7 @@ from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
 
 #: how Hydra reports an error in a file
-IN_A_FILE = re.compile(r"In '(?P<name>[^']*)': (?:\w+ raised while composing config:\n)?(?P<problem>.*)", re.DOTALL)
+FILE_ERROR = re.compile(r"In '(?P<name>[^']*)': (?:\w+ raised while composing config:\n)?(?P<problem>.*)", re.DOTALL)
 PACKAGE = "write `# @package _global_` as its first line: without it, its keys are below the name of its group"
 PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)  # without quotes
 QUOTE = '"'  # of a value; a shell gets the override in '...'
@@ -76,7 +76,7 @@ def explain(
     problems = []
     accepted: list[str] = []
     refused_keys: set[str] = set()
-    is_one_run = str(error).startswith(OF_ONE_RUN)
+    is_one_run = str(error).startswith(NEEDS_SWEEP)
     for text in sorted(overrides, key=_depth):
         key, values = _bare_key(text), list(singles(text))
         is_of_hydra = key.startswith("hydra")
@@ -352,7 +352,7 @@ def _file_choice_problem(text: str, error: Exception) -> Problem | None:
             return None
         wanted, _, name = str(error.missing_cfg_file).rpartition("/")
         return _missing_option(f"{wanted}: {name} in the defaults of {chosen}", wanted, name, error.options, ": ")
-    if (match := IN_A_FILE.match(str(error))) and "/" in match["name"]:
+    if (match := FILE_ERROR.match(str(error))) and "/" in match["name"]:
         source, problem = f"conf/{match['name']}.yaml", first_line(match["problem"])
         return Problem(source, problem, f"correct it, or {PACKAGE}", code="bad-file")
     return None

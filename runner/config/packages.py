@@ -20,14 +20,14 @@ from runner.version import DISTRIBUTION, PACKAGES
 #: packages that are imported by another name
 IMPORTED_AS = {"hydra-core": "hydra", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 #: a line of the metadata: optuna>=4.9; extra == 'search'
-OF_AN_EXTRA = re.compile(r"(.+?)\s*;\s*extra == ['\"]([\w-]+)['\"]")
+EXTRA_REQUIREMENT = re.compile(r"(.+?)\s*;\s*extra == ['\"]([\w-]+)['\"]")
 
 
 def install(extra: str) -> str:
     """Return the command that installs an extra of pyproject.toml."""
     if _project():
         return f'pip install -e "{_checkout()}[{extra}]"'
-    lines = filter(None, map(OF_AN_EXTRA.fullmatch, _requirements()))
+    lines = filter(None, map(EXTRA_REQUIREMENT.fullmatch, _requirements()))
     names = [f'"{line[1]}"' if re.search(r"[<>=!~]", line[1]) else line[1] for line in lines if line[2] == extra]
     return " ".join(("pip install", *names)) if names else f"the packages of the extra {extra} in pyproject.toml"
 

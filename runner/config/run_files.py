@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 64 * 2**20  # a model.json with 100,000 categories has a few MB
-MOST_YAML_BYTES = 2**20  # a rerun.yaml has a few thousand
-MOST_DEPTH = 100
+MAX_BYTES = 64 * 2**20  # a model.json with 100,000 categories has a few MB
+MAX_YAML_BYTES = 2**20  # a rerun.yaml has a few thousand
+MAX_DEPTH = 100
 MAX_ALIASED_VALUES = 10_000  # of a file in conf/
 
 
-def read(path: Path, *, most: int = MOST_BYTES) -> str:
+def read(path: Path, *, most: int = MAX_BYTES) -> str:
     """Return the text of a file. Never waits for a pipe, a socket or a device. Raises: OSError, ValueError."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
@@ -58,7 +58,7 @@ def yaml_refusal(path: Path, *, max_values: int = 0) -> str:
         max_values: How many values its aliases may write out. 0: no aliases, as a run writes none.
     """
     try:
-        text = read(path, most=MOST_BYTES if max_values else MOST_YAML_BYTES)
+        text = read(path, most=MAX_BYTES if max_values else MAX_YAML_BYTES)
     except OSError as error:
         return "" if isinstance(error, FileNotFoundError) else str(error)
     except ValueError:
@@ -85,8 +85,8 @@ def yaml_refusal(path: Path, *, max_values: int = 0) -> str:
                 open_nodes[-1] = open_nodes[-1][0], open_nodes[-1][1] + size
             if last_alias and open_nodes[-1][1] > max_values:
                 return f"its aliases (*{last_alias}) write out more than {max_values:,} values"
-            if len(open_nodes) > MOST_DEPTH + 1:
-                return f"it is more than {MOST_DEPTH} levels deep"
+            if len(open_nodes) > MAX_DEPTH + 1:
+                return f"it is more than {MAX_DEPTH} levels deep"
     except yaml.YAMLError:
         return ""
     return ""

@@ -30,7 +30,7 @@ UNSET = re.compile(r"Environment variable '(\w+)' not found")
 PRINTED = "use a key that `--cfg job` prints"
 BELOW = "the arguments of a part are below " + ", ".join(BUILT)
 #: groups whose keys are checked for themselves: the data fills in `facts`, and arguments may replace keys of the others
-OF_THEIR_OWN = ("facts", "model", "optimizer", "scheduler")
+UNCHECKED_GROUPS = ("facts", "model", "optimizer", "scheduler")
 
 
 class Misfit(NamedTuple):
@@ -116,7 +116,7 @@ def _below(node: Any, path: str, schema: type | None) -> Iterator[Problem]:
             yield from _bad_value(node, key, key_path)
         if _is_written(child) or _is_written(child, ListConfig):
             yield from _below(
-                child, key_path, DataKeys if key_path == "data" else None if key_path in OF_THEIR_OWN else inner
+                child, key_path, DataKeys if key_path == "data" else None if key_path in UNCHECKED_GROUPS else inner
             )
 
 

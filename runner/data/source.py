@@ -37,7 +37,7 @@ FORMS = (
 )
 GIVEN = ("val", "test")
 #: classes that a note names
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _tensors_of(tree: Any, called: Called) -> Any:
 def _renumbered(classes: Sequence[str]) -> tuple[str, ...]:
     if not classes or _are_numbers(classes):
         return ()
-    shown = classes if len(classes) <= MOST_NAMED else (*classes[: MOST_NAMED - 1], "...", classes[-1])
+    shown = classes if len(classes) <= MAX_NAMED else (*classes[: MAX_NAMED - 1], "...", classes[-1])
     return (f"the classes {', '.join(shown)} are numbered from 0",)
 
 

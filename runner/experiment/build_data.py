@@ -26,7 +26,7 @@ from runner.data.split import Splits, split
 from runner.device import backends, layers
 from runner.device.placement import in_batches, place
 from runner.device.precision import Precision, number_type
-from runner.errors import OF_CODE, Problem, RunnerError
+from runner.errors import CODE_ERRORS, Problem, RunnerError
 from runner.experiment import rules
 from runner.inspection.costs import Costs
 from runner.inspection.operations import observe
@@ -34,7 +34,7 @@ from runner.tasks.task import Task
 from runner.training.carried_state import evaluating, restored
 
 #: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
-MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
+MAX_EVAL_BATCH, EVAL_MEMORY_SHARE = 2048, 0.25
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def with_larger_evaluation(
     if num_bytes is None:
         return data
     free = backends.free_memory_bytes(device, memory_fraction=cfg.backends.cuda.memory_fraction) or 0
-    size, most = train.batch_size, min(MAX_EVAL_BATCH, int(free * FOR_EVALUATION) // num_bytes * train.batch_size)
+    size, most = train.batch_size, min(MAX_EVAL_BATCH, int(free * EVAL_MEMORY_SHARE) // num_bytes * train.batch_size)
     while 2 * size <= most:
         size *= 2
     if size == train.batch_size:
@@ -218,7 +218,7 @@ def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: tor
             if isinstance(probe_task, nn.Module):
                 probe_task = place(probe_task, device)
             probe_task(place(probe_model, device).train(), one)
-    except OF_CODE as error:  # other errors appear in the run, too; some models can't be copied
+    except CODE_ERRORS as error:  # other errors appear in the run, too; some models can't be copied
         if "more than 1 value per channel" in str(error):
             raise RunnerError(_last_batch_problem(rows, size, num_ranks)) from None
 

@@ -28,7 +28,7 @@ from runner.config.instantiate import build
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
 from runner.device.torch_private import optimizers_without_dynamo
-from runner.errors import OF_CODE, Problem, RunnerError, in_words, refuse
+from runner.errors import CODE_ERRORS, Problem, RunnerError, in_words, refuse
 from runner.experiment.rules import as_text
 from runner.training.loop import Best
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
@@ -91,7 +91,7 @@ def _explained(cfg: DictConfig, target: _Target, *, mode: str | None) -> Iterato
         yield
     except RunnerError:
         raise
-    except OF_CODE as error:
+    except CODE_ERRORS as error:
         raise RunnerError(*(try_settings(cfg, mode=mode) or [_target_problem(target, error)])) from error
 
 
@@ -401,7 +401,7 @@ def _wrong_settings(target: _Target, make: Make, among: Mapping[str, Any]) -> li
 def _error_of(make: Make, settings: Mapping[str, Any]) -> BaseException | None:
     try:
         make(settings)
-    except OF_CODE as error:
+    except CODE_ERRORS as error:
         return error
     return None
 

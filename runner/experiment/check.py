@@ -35,8 +35,8 @@ from runner.tasks.metric_names import NAMED, is_of_a_class, metrics_of
 from runner.training.stopping import KEY, missing_metric
 
 #: with an error in one of these keys, the optimizer or its schedule is not tried
-OF_OPTIMIZER = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")
-OF_SCHEDULE = re.compile(r"(^|\W)(scheduler|early_stopping|train.num_(steps|epochs))(\W|$)")
+OPTIMIZER_KEYS = re.compile(r"(^|\W)(optimizer|facts|~?train(?![.\w]))(\W|$)")
+SCHEDULE_KEYS = re.compile(r"(^|\W)(scheduler|early_stopping|train.num_(steps|epochs))(\W|$)")
 
 
 def check_here(cfg: DictConfig, *, context: RunContext = RunContext()) -> Checked:
@@ -112,8 +112,8 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + metric_problems(cfg)
         + rules.clashes(cfg, _situation(cfg, hardware, choice, is_fixed=is_fixed))
     )
-    if not any(OF_OPTIMIZER.search(fault.source) for fault in problems):
-        has_schedule = not any(OF_SCHEDULE.search(fault.source) for fault in problems)
+    if not any(OPTIMIZER_KEYS.search(fault.source) for fault in problems):
+        has_schedule = not any(SCHEDULE_KEYS.search(fault.source) for fault in problems)
         problems += try_settings(cfg, mode=build.best_of(cfg).mode if has_schedule else None)
     if problems or choice is None:
         raise RunnerError(*problems)

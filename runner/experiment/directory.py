@@ -41,7 +41,7 @@ LOCK = "journal/run.lock"
 HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 #: above 0 if a launcher restarted the processes after a failure: the same command then continues the run
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-MOST_SHOWN = 4
+MAX_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def refuse_used(folder: Path, cfg: DictConfig) -> None:
     source, resume = f"run folder {folder}", f"python -m runner resume {shlex.quote(str(folder))}"
     others = [key for key in changed if not may_change(key)]
     if others or not before:
-        differences = [f"{key}={before.get(key, '-')} (now: {now.get(key, '-')})" for key in others[:MOST_SHOWN]]
+        differences = [f"{key}={before.get(key, '-')} (now: {now.get(key, '-')})" for key in others[:MAX_SHOWN]]
         known = ", ".join(differences) if before else "its rerun.yaml can not be read"
         problem = f"another experiment is in it: {known}"
         fix = f"use another directory (the usual one has the time in its name), or run `{resume}`"

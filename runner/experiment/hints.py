@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.errors import OF_CODE
+from runner.errors import CODE_ERRORS
 from runner.models.preprocessing import Prepared
 from runner.tasks.classification import Classification
 from runner.tasks.language import Language
@@ -27,7 +27,7 @@ ENOUGH_STEPS = 10  # after which a parameter without a gradient is systematic
 MAX_NAMES = 3
 MUCH_WORSE = 2.0  # times the loss of a constant prediction
 RANDOM = 1e-4  # difference of two forward passes, of the largest output
-WAITING, LEAST_SECONDS = 0.3, 1.0  # of a training that is long enough
+WAITING, MIN_SECONDS = 0.3, 1.0  # of a training that is long enough
 #: operations that change no values
 PASSING = re.compile("View|UnsafeView|Reshape|Squeeze|Unsqueeze|Select|Slice|ToCopy|Alias|Clone|Stack")
 #: last operations of a model that its loss makes wrong, and why
@@ -64,7 +64,7 @@ def find(
     for name, check in checks.items():
         try:
             hints += filter(None, [check()])
-        except OF_CODE as error:  # of a custom model or optimizer
+        except CODE_ERRORS as error:  # of a custom model or optimizer
             log.info("no hint about %s: %s", name, error)
     return hints
 
@@ -159,7 +159,7 @@ def waiting(time: Mapping[str, float]) -> str | None:
     """Return the hint for a training that mostly waited, for data or for the host."""
     seconds = sum(time.values()) - time.get("warm-up", 0.0)  # a longer run has the warm-up once
     data, launch = time.get("data", 0.0), time.get("launch", 0.0)
-    if seconds < LEAST_SECONDS or max(data, launch) < WAITING * seconds:
+    if seconds < MIN_SECONDS or max(data, launch) < WAITING * seconds:
         return None
     cause = "waiting for data" if data > launch else "the host's calls beyond the device's work"
     share = f"{max(data, launch) / seconds:.0%} of the training was {cause}"

@@ -23,7 +23,7 @@ from runner.config.trust import check_folder
 from runner.device import backends
 from runner.device.torch_private import optimizers_without_dynamo
 from runner.distributed.group import Ranks
-from runner.errors import OF_CODE, without_password
+from runner.errors import CODE_ERRORS, without_password
 from runner.experiment import hints
 from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, describe_parts, device_row, last_rows
@@ -49,7 +49,7 @@ from runner.training.signals import Stop, listening
 from runner.version import IMPORTED
 
 MANY_POINTS = 10_000  # a healthy store takes a second for them
-MOST_WARNINGS = 3  # of the tracker, on the screen
+MAX_WARNINGS = 3  # of the tracker, on the screen
 #: a pruned trial did what it was to do
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
 
@@ -248,7 +248,7 @@ class Session:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except OF_CODE as error:  # e.g., of the model when it is logged, or of a full disk
+        except CODE_ERRORS as error:  # e.g., of the model when it is logged, or of a full disk
             if self._result.status != "failed":
                 fail(self._result, error)
 
@@ -267,8 +267,8 @@ class Session:
             points, files = (ack.counts.get(name, 0) for name in ("points_pending", "files_pending"))
             left = [f"{points:,} points"] * bool(points or not files) + [f"{files} artifacts"] * bool(files)
             self.say(f"tracking: {' and '.join(left)} have not reached {uri}{why}; the run's folder keeps them")
-        more = len(ack.warnings) - MOST_WARNINGS
-        for warning in [*ack.warnings[:MOST_WARNINGS], *[f"{more} more of the kind in {LOG}"] * (more > 0)]:
+        more = len(ack.warnings) - MAX_WARNINGS
+        for warning in [*ack.warnings[:MAX_WARNINGS], *[f"{more} more of the kind in {LOG}"] * (more > 0)]:
             self.say(f"tracking: {warning}")
         return ack
 

@@ -39,7 +39,7 @@ NAMES = {
 }
 #: outside of the training
 OUTSIDE = ("start-up", "tracker", "finish", "other")
-LEAST_SHOWN = 0.01
+MIN_SHOWN = 0.01
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def time_in_words(time: Mapping[str, float]) -> str:
     total, outside = sum(time.values()), {name: time.get(name, 0.0) for name in OUTSIDE}
     parts = {"startup": outside["start-up"], "training": total - sum(outside.values())}
     parts |= {"plots and model logging": outside["finish"], "tracking": outside["tracker"], "other": outside["other"]}
-    return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value >= LEAST_SHOWN * total)
+    return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value >= MIN_SHOWN * total)
 
 
 def whole_time(training: Mapping[str, float], *, total: float, outside: Mapping[str, float]) -> dict[str, float]:

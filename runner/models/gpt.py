@@ -11,7 +11,7 @@ from runner.models.attention import SPREAD, Positions, Stack, linear
 
 #: maximum standard deviation of initial logits: a row of the embedding times a vector of length sqrt(width).
 #: With tied weights the input token gets more, so a larger value starts with a higher loss
-MOST_LOGIT = 0.1
+MAX_LOGIT = 0.1
 
 
 @checked("model")
@@ -50,7 +50,7 @@ class GPT(nn.Module):
             is_causal=True,
         )
         self.embedding = nn.Embedding(vocab_size, width)
-        spread = min(SPREAD, MOST_LOGIT / width**0.5)
+        spread = min(SPREAD, MAX_LOGIT / width**0.5)
         nn.init.normal_(self.embedding.weight, std=spread)
         self.output = None if tie_weights else linear(width, vocab_size, spread=spread)
 

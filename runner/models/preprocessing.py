@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from runner.errors import RunnerError, nearest
 
 #: standard deviation for a constant channel
-LEAST_STD = 1e-6
+MIN_STD = 1e-6
 
 
 class ImageInputs(nn.Module):
@@ -28,7 +28,7 @@ class ImageInputs(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        spread = [value if value > LEAST_STD else 1.0 for value in std]
+        spread = [value if value > MIN_STD else 1.0 for value in std]
         dtype = torch.get_default_dtype()
         self.register_buffer("mean", torch.tensor(list(mean), dtype=dtype)[:, None, None])
         self.register_buffer("std", torch.tensor(spread, dtype=dtype)[:, None, None])

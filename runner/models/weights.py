@@ -17,7 +17,7 @@ PREFIXES = ("_orig_mod.", "module.", "model.")
 #: keys of the weights in a checkpoint
 INSIDE = ("model", "state_dict", "model_state_dict")
 BEST = "checkpoints/best.pt"
-MOST_NAMES = 8  # in a message
+MAX_NAMES = 8  # in a message
 
 
 def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
@@ -141,5 +141,5 @@ def _amiss(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -38,13 +38,13 @@ from runner.training.evaluate import evaluate as measure
 
 OWN, OTHERS = "evaluation.json", "evaluations"
 #: keys of `data` that leave the rows as they are
-OF_READING = ("data.residency", "data.num_workers", "data.name")
+READING_KEYS = ("data.residency", "data.num_workers", "data.name")
 #: the same for built-in data sets only: where the rows are, and how training rows are changed
-OF_OWN_READING = ("data.in_memory", "data.decode", "data.augment")
-OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction", "data.fold", "data.num_folds")
-OF_TRAINING = "data.sampler"
+READER_ARGUMENTS = ("data.in_memory", "data.decode", "data.augment")
+SPLIT_KEYS = ("data.limit", "data.val_fraction", "data.test_fraction", "data.fold", "data.num_folds")
+TRAINING_KEY = "data.sampler"
 #: files with further rows of the run, which don't belong to another data.path
-OF_OWN_ROWS = ("val_path", "test_path")
+PATH_ARGUMENTS = ("val_path", "test_path")
 
 
 @dataclass(frozen=True)
@@ -196,13 +196,13 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
         RunnerError: If they change how the run's data is split.
     """
     keys = {key_of(word) for word in overrides}
-    if any(key.startswith(OF_TRAINING) for key in keys):
+    if any(key.startswith(TRAINING_KEY) for key in keys):
         problem = "an evaluation measures every row once, so this setting has no effect"
-        raise RunnerError.of(OF_TRAINING, problem, f"remove `{OF_TRAINING}`")
-    as_it_is = OF_READING + (OF_OWN_READING if target.startswith("runner.data.") else ())
+        raise RunnerError.of(TRAINING_KEY, problem, f"remove `{TRAINING_KEY}`")
+    as_it_is = READING_KEYS + (READER_ARGUMENTS if target.startswith("runner.data.") else ())
     of_data = {key for key in keys if key == "data" or key.startswith("data.")}
     of_data = {key for key in of_data if ".".join(key.split(".")[:2]) not in as_it_is}
-    cuts = sorted(of_data & set(OF_CUTTING))
+    cuts = sorted(of_data & set(SPLIT_KEYS))
     if of_data and of_data == set(cuts):
         problem = "the run's data would be split differently, so training rows would be measured"
         raise RunnerError(
@@ -226,7 +226,7 @@ def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
             cfg.data.limit = None  # other data is measured completely
         if "data.path" not in typed or not str(cfg.data._target_).startswith("runner.data."):
             return
-        for name in OF_OWN_ROWS:
+        for name in PATH_ARGUMENTS:
             if cfg.data.get(name) is not None and f"data.{name}" not in typed:
                 cfg.data[name] = None
     if (targets := cfg.data.get("targets_path")) is not None and "data.targets_path" not in typed:

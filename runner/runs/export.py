@@ -56,7 +56,9 @@ INSTEAD = {
     "pt2": "use `--format safetensors` for the weights, or `--format mlflow`, which pickles",
     "mlflow": "use `--format safetensors` for the weights",
 }
-OF_COLUMNS = ", where this runner is installed, from its checkout or its wheel; inputs: a DataFrame with these columns"
+COLUMNS_NOTE = (
+    ", where this runner is installed, from its checkout or its wheel; inputs: a DataFrame with these columns"
+)
 MEANINGS = {
     "multiclass": "logits by class, in the order of `classes`; softmax over the last axis makes probabilities",
     "multilabel": "logits by label, in the order of `targets`; the logistic function makes probabilities",
@@ -141,7 +143,7 @@ def _about(
             meaning = "probabilities by class, in the order of `classes`"
     how, inputs = HOW[form], _described(export_formats.input_names(module, rows), rows)
     if form == "mlflow" and (table := columns_in(card.reader)) is not None:
-        how += OF_COLUMNS
+        how += COLUMNS_NOTE
         inputs = [{"name": column.name, "shape": ["rows"], "dtype": column.kind} for column in table.columns]
     with torch.no_grad():
         outputs = call(module, rows)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.data.array_files import ENDINGS as OF_ARRAYS
+from runner.data.array_files import ENDINGS as ARRAY_SUFFIXES
 from runner.data.array_files import array_inputs
 from runner.data.conversion import Conversion
 from runner.data.tables.cells import NUMBER, Form
@@ -127,9 +127,9 @@ def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> 
         width = math.prod(shape) if isinstance(shape, list) else None
         found = map(torch.from_numpy, table_rows(file, width=width, dtype=dtype))
         return (_shaped(tensor, shape) for tensor in found)
-    if file.is_dir() or file.suffix not in OF_ARRAYS:
+    if file.is_dir() or file.suffix not in ARRAY_SUFFIXES:
         problem = f"the run's data (`{trained.card.data}`) has no reader for such files"
-        fix = f"use a file that ends in {', '.join((*OF_ARRAYS, *TABLE_ENDINGS))}"
+        fix = f"use a file that ends in {', '.join((*ARRAY_SUFFIXES, *TABLE_ENDINGS))}"
         raise RunnerError.of(asked, problem, fix)
     read = array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"), dtype=dtype)
     return (_fitting(tensor, trained, file) for tensor in read)

@@ -28,8 +28,8 @@ from runner.sweep.hydra_plugins import open_launcher
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import (
-    OF_THE_STORE,
     SEED,
+    STORE_KEYS,
     Composer,
     DevicesFor,
     Overrides,
@@ -254,7 +254,7 @@ def _match(plan: Plan, sweep: Sweep) -> list[tuple[Job, Overrides]]:
 
 
 def _identity(overrides: Overrides) -> Overrides:
-    return without(OF_THE_STORE, ledger.kept(overrides))
+    return without(STORE_KEYS, ledger.kept(overrides))
 
 
 def _added_jobs(plan: Plan, sweep: Sweep) -> list[tuple[Overrides, str]]:

@@ -26,7 +26,7 @@ MAX_VALUES = 32
 #: predicted numbers that wait on the device for torchmetrics, 64 MB
 MAX_WAITING = 2**24
 #: classes whose values do not depend on the unit, except that torchmetrics takes sums of squares below 1e-4 for 0
-OF_ANY_UNIT = ("R2Score", "ExplainedVariance", "PearsonCorrCoef")
+UNIT_FREE = ("R2Score", "ExplainedVariance", "PearsonCorrCoef")
 
 
 def make_metrics(
@@ -117,7 +117,7 @@ class TorchMetric(GatheringMetric):
         kernel = type(metric.metric if isinstance(metric, MeanOverPresent) else metric).__name__
         self._takes_one = kernel.startswith("Binary") and kind == "multiclass"
         self._is_number = kind in NUMBERS
-        self._is_of_any_unit = self._is_number and kernel in OF_ANY_UNIT
+        self._is_of_any_unit = self._is_number and kernel in UNIT_FREE
         self._unit: tuple[Tensor, Tensor] | None = None  # mean and spread of the first targets, (T,) each
         if type(metric).__module__.startswith("torchmetrics.regression"):
             metric.set_dtype(torch.float64)

@@ -48,7 +48,7 @@ COLUMNS = ("A - B", "95 %", "p", "n", "A is")
 PIPE_WIDTH = 200  # of a table in a pipe, unless COLUMNS is set
 STATES = {"FINISHED": "finished", "RUNNING": "running", "KILLED": "killed", "FAILED": "failed"}
 PARENT = "mlflow.parentRunId"
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 FORMS = "name a sweep, or name A and B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
 
 
@@ -287,10 +287,10 @@ def _as_sent(value: float) -> float:
 def _jobs(client: MlflowClient, run_id: str) -> list[Run]:
     experiments = [each.experiment_id for each in client.search_experiments()]
     query = f"tags.`{PARENT}` = '{run_id}'"
-    page = client.search_runs(experiments, query, max_results=MOST_RUNS)
+    page = client.search_runs(experiments, query, max_results=MAX_RUNS)
     jobs = list(page)
     while page.token:
-        page = client.search_runs(experiments, query, max_results=MOST_RUNS, page_token=page.token)
+        page = client.search_runs(experiments, query, max_results=MAX_RUNS, page_token=page.token)
         jobs += page
     return sorted(jobs, key=lambda job: int(job.info.start_time))
 

@@ -28,7 +28,7 @@ from runner.experiment import provenance
 from runner.experiment.terminal import say, short
 from runner.runs import find
 from runner.sweep import hydra_plugins
-from runner.sweep.jobs.prepare import OF_THE_SWEEP
+from runner.sweep.jobs.prepare import SWEEP_PREFIXES
 from runner.sweep.report import tables
 from runner.sweep.report.results import Goal
 from runner.tools import compare, tries
@@ -58,7 +58,7 @@ def try_out(given: Arguments) -> tuple[int, Facts]:
         SystemExit: It was stopped.
     """
     began, budget = time.monotonic(), given["--budget"]
-    settings = [word for word in given.overrides if word.startswith(OF_THE_SWEEP)]
+    settings = [word for word in given.overrides if word.startswith(SWEEP_PREFIXES)]
     overrides = [word for word in given.overrides if word not in settings]
     _check(given.flags, overrides, settings)
     with _locked():

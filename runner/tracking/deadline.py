@@ -20,7 +20,7 @@ from mlflow.utils import request_utils
 
 from runner.tracking.mlflow_names import TOO_LONG
 
-MOST_BYTES = 32 << 20  # a page of 25,000 points, the largest request, has 3 MB
+MAX_BYTES = 32 << 20  # a page of 25,000 points, the largest request, has 3 MB
 ADAPTER = "TCPKeepAliveHTTPAdapter"  # MLflow makes its sessions with it
 
 _limits = threading.local()  # `seconds` of the current request in this thread; None for a download
@@ -68,11 +68,11 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
 
 
 def _read(response: requests.Response) -> None:
-    """Read the content as Session.send() does, up to MOST_BYTES of decoded bytes."""
+    """Read the content as Session.send() does, up to MAX_BYTES of decoded bytes."""
     content = bytearray()
     for part in response.iter_content(1 << 16):
         content += part
-        if len(content) > MOST_BYTES:
+        if len(content) > MAX_BYTES:
             response.close()
             raise requests.exceptions.ContentDecodingError(TOO_LONG, response=response)
     response._content = bytes(content)

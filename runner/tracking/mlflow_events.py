@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.trust import inside
 from runner.tracking import mlflow_store
-from runner.tracking.mlflow_names import MOST_NAME, MOST_PARAM, MOST_TAG, cut, valid_names
+from runner.tracking.mlflow_names import MAX_NAME, MAX_PARAM, MAX_TAG, cut, valid_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -51,8 +51,8 @@ def entities(kind: str, values: Mapping[str, Any]) -> list[Any]:
     from mlflow.entities import Param, RunTag
 
     if kind == "params":
-        return [Param(key, value) for key, value in valid_names(values, most=MOST_PARAM).items()]
-    return [RunTag(key, value) for key, value in valid_names(values, most=MOST_TAG).items()]
+        return [Param(key, value) for key, value in valid_names(values, most=MAX_PARAM).items()]
+    return [RunTag(key, value) for key, value in valid_names(values, most=MAX_TAG).items()]
 
 
 def without_known(client: MlflowClient, run_id: str, params: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, str]]]:
@@ -72,7 +72,7 @@ def log_dataset(client: MlflowClient, run_id: str, event: Event) -> None:
 
     source = str(event.get("source") or "")
     dataset = Dataset(
-        name=cut(str(event["name"]), most=2 * MOST_NAME),
+        name=cut(str(event["name"]), most=2 * MAX_NAME),
         digest=str(event["digest"])[:36],
         source_type=str(event.get("source_type") or "local"),
         source=source if source.startswith("{") else json.dumps({"uri": source}),

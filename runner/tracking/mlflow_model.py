@@ -28,7 +28,7 @@ from runner.tracking import mlflow_store
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan_names
 from runner.tracking.mlflow_events import Event, LeftOutError, own_file
-from runner.tracking.mlflow_names import MOST_NAME, Names, cut, valid_model_name, valid_names
+from runner.tracking.mlflow_names import MAX_NAME, Names, cut, valid_model_name, valid_names
 from runner.tracking.model_graph import as_model, forget_graph, has_graph, step_of, write_graph
 from runner.tracking.table_model import Reader, signature_and_example, take_frames
 
@@ -47,7 +47,7 @@ NO_MODELS = f"the server's MLflow is older than 3 and has no logged models; set 
 BUILDING = threading.Lock()  # torch.export and pickling are not thread-safe
 RECORD_TAG = "runner.record"  # the model's record in the journal
 WEIGHTS_TAG = "runner.weights"  # the model's file in the run directory
-MOST_PARAM = 500  # characters of a param: longer ones hide the others on a page
+MAX_PARAM = 500  # characters of a param: longer ones hide the others on a page
 
 log = logging.getLogger("runner.tracking")
 
@@ -289,12 +289,12 @@ def _shown(folder: Path, event: Event) -> _Shown:
     of_data = {}
     if event.get("dataset"):
         name, digest = map(str, event["dataset"])
-        of_data = {"dataset_name": cut(name, most=2 * MOST_NAME), "dataset_digest": digest[:36]}
+        of_data = {"dataset_name": cut(name, most=2 * MAX_NAME), "dataset_digest": digest[:36]}
     return _Shown(
         name=valid_model_name(str(event.get("name") or NAME)),
         step=int(event.get("step") or 0),
         tags={RECORD_TAG: str(event.get("record", 0)), WEIGHTS_TAG: str(event["weights"])},
-        params=valid_names(event.get("params") or {}, most=MOST_PARAM),
+        params=valid_names(event.get("params") or {}, most=MAX_PARAM),
         metrics=[
             {"key": key, "value": value, "step": step, "timestamp": time_ms, **of_data}
             for key, (value, step, time_ms) in measured.items()

@@ -7,10 +7,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-MOST_NAME = 250  # characters, in MLflow 3
-MOST_PARAM = 6000
-MOST_TAG = 8000
-TOO_LONG = "an answer of more than 32 MiB"  # deadline.MOST_BYTES
+MAX_NAME = 250  # characters, in MLflow 3
+MAX_PARAM = 6000
+MAX_TAG = 8000
+TOO_LONG = "an answer of more than 32 MiB"  # deadline.MAX_BYTES
 
 _NOT_OF_A_MODEL = re.compile(r"[^\w-]+")
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -24,7 +24,7 @@ def valid_name(name: str) -> str:
     spelled = "/".join(parts) or "_"
     if spelled.startswith(".."):
         spelled = "__" + spelled[2:]
-    return spelled if len(spelled) <= MOST_NAME else _with_digest(spelled, name)
+    return spelled if len(spelled) <= MAX_NAME else _with_digest(spelled, name)
 
 
 def valid_names(values: Mapping[str, object], *, most: int) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Names:
 
 def valid_model_name(name: str) -> str:
     """Return a valid name of a logged model that can be typed in runs:/RUN/NAME: `cnn-my.csv` becomes `cnn-my-csv`."""
-    return _NOT_OF_A_MODEL.sub("-", name).strip("-")[:MOST_NAME] or "model"
+    return _NOT_OF_A_MODEL.sub("-", name).strip("-")[:MAX_NAME] or "model"
 
 
 def cut(text: str, *, most: int) -> str:
@@ -72,4 +72,4 @@ def cut(text: str, *, most: int) -> str:
 
 def _with_digest(spelled: str, name: str) -> str:
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{spelled[: MOST_NAME - 9]}_{digest}"
+    return f"{spelled[: MAX_NAME - 9]}_{digest}"

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from runner.config.importing import loading
 from runner.tracking import store_uri
-from runner.tracking.mlflow_names import MOST_NAME, MOST_TAG, TOO_LONG, cut, valid_names
+from runner.tracking.mlflow_names import MAX_NAME, MAX_TAG, TOO_LONG, cut, valid_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,8 +38,8 @@ SETTINGS = {
 }
 TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a complete answer; a user's value wins
 
-MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are skipped
-MOST_TEXT = 100_000  # characters of an error, which may contain the complete answer
+MAX_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are skipped
+MAX_TEXT = 100_000  # characters of an error, which may contain the complete answer
 
 
 class RunGoneError(Exception):
@@ -142,7 +142,7 @@ def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, st
     """Find or create an experiment; return its id and name. If NAME is in MLflow's trash, it is NAME-2, NAME-3, ..."""
     from mlflow.exceptions import MlflowException
 
-    for wanted, found in itertools.islice(_candidates(client, name), MOST_NAMES):
+    for wanted, found in itertools.islice(_candidates(client, name), MAX_NAMES):
         if found is None:
             try:
                 made = client.create_experiment(wanted, store_uri.artifact_root(uri), EXPERIMENT_TAGS)
@@ -153,7 +153,7 @@ def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, st
                     raise error from None
         if found.lifecycle_stage == "active":
             return found.experiment_id, wanted
-    raise MlflowException(f"{MOST_NAMES} experiments named {name} were deleted; use tracking.experiment=OTHER")
+    raise MlflowException(f"{MAX_NAMES} experiments named {name} were deleted; use tracking.experiment=OTHER")
 
 
 def _candidates(client: MlflowClient, name: str) -> Iterator[tuple[str, Experiment | None]]:
@@ -193,10 +193,10 @@ def find_or_create_run(
     found = client.search_runs([experiment_id], wanted, run_view_type=ViewType.ALL, max_results=1, order_by=order)
     if found:
         return str(found[0].info.run_id), False
-    tags = {**valid_names(start.get("tags") or {}, most=MOST_TAG), UID_TAG: uid}
+    tags = {**valid_names(start.get("tags") or {}, most=MAX_TAG), UID_TAG: uid}
     if parent_id is not None:
         tags[PARENT_TAG] = parent_id
-    name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
+    name = cut(str(start["run_name"]), most=MAX_NAME) if start.get("run_name") else None
     about: dict[str, Any] = {"start_time": start.get("start_ms"), "run_name": name}
     try:
         run, has_tags = client.create_run(experiment_id, tags=tags, **about), True
@@ -216,7 +216,7 @@ def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
     """
     from mlflow.entities import ViewType
 
-    candidates = itertools.islice(_candidates(client, experiment), MOST_NAMES)
+    candidates = itertools.islice(_candidates(client, experiment), MAX_NAMES)
     experiment_ids = [found.experiment_id for _, found in candidates if found is not None]
     for view in (ViewType.ACTIVE_ONLY, ViewType.ALL) if experiment_ids else ():
         found = client.search_runs(experiment_ids, f"tags.`{UID_TAG}` = '{uid}'", run_view_type=view, max_results=1)
@@ -269,7 +269,7 @@ def explain(error: BaseException, *, uri: str, experiment: str | None = None) ->
 
     experiment: Of the run that could not be sent.
     """
-    where, text = store_uri.shown(uri), str(error)[:MOST_TEXT]
+    where, text = store_uri.shown(uri), str(error)[:MAX_TEXT]
     if "out-of-date database schema" in text:
         return f"{where} is of an older MLflow; run `mlflow db upgrade {where}`, then `python -m runner sync`"
     if "Connection refused" in text or "Failed to resolve" in text or "NameResolutionError" in text:

@@ -13,7 +13,7 @@ from runner.tracking.ack import REJECTED, Ack
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan_events
 from runner.tracking.mlflow_events import END_TAG
-from runner.tracking.mlflow_names import MOST_PARAM, valid_names
+from runner.tracking.mlflow_names import MAX_PARAM, valid_names
 from runner.tracking.mlflow_store import PARENT_TAG, UID_TAG
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def is_behind(client: MlflowClient, run: Run, ack: Ack, folder: Path) -> bool:
     """
     params, tags, status = set[str](), {UID_TAG} if ack.uid else set[str](), run.info.status
     for event in scan_events(folder / JOURNAL, end=ack.offset):
-        params |= valid_names(event.get("params") or {}, most=MOST_PARAM).keys()
+        params |= valid_names(event.get("params") or {}, most=MAX_PARAM).keys()
         tags |= {
-            name for name in valid_names(event.get("tags") or {}, most=MOST_PARAM) if not name.startswith("mlflow.")
+            name for name in valid_names(event.get("tags") or {}, most=MAX_PARAM) if not name.startswith("mlflow.")
         }
         tags |= {PARENT_TAG} if event["kind"] == "parent" else set()
         status = event["status"] if event["kind"] == "end" and ack.ended else status

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 2.0
 #: a load over a shorter time is noise: another run's sample is used again
 SHORTEST_SECONDS = 0.5
-MOST_WAITING = 10_000  # points that wait during an outage; older ones are dropped
+MAX_WAITING = 10_000  # points that wait during an outage; older ones are dropped
 #: with tracking.points=2000, samples are 0.5 % of the run's age apart from its 7th minute on: 2,000 in a month
 PART_OF_AGE = 10
 
@@ -129,7 +129,7 @@ class SystemMetrics:
         for name, value in self._machine.values.items():
             self._waiting.append(Metric(f"system/{name}", value - self._before.get(name, 0.0), time_ms, step))
         self._num_samples += 1
-        del self._waiting[:-MOST_WAITING]
+        del self._waiting[:-MAX_WAITING]
 
 
 def _monitors(run_id: str, uri: str) -> list[Any]:

@@ -20,9 +20,9 @@ from runner.tracking.system_metrics import Machine, SystemMetrics
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MOST_POINTS = 1000  # in one call, MLflow's limit
-MOST_NAMED = 100  # params or tags in one call
-MOST_READ = 200_000  # points of the journal between two acknowledgements, however few of them are sent
+MAX_POINTS = 1000  # in one call, MLflow's limit
+MAX_NAMED = 100  # params or tags in one call
+MAX_READ = 200_000  # points of the journal between two acknowledgements, however few of them are sent
 FILES = ("artifact", "model")  # sent last, after the metrics and the status of every run
 
 log = logging.getLogger("runner.tracking")
@@ -196,7 +196,7 @@ class Uploader:
         self._progress.note(postponed=tuple(other for other in self.ack.postponed if other != event))
 
     def _batches(self) -> Iterator[list[Record]]:
-        """Yield consecutive records of points, with about MOST_POINTS to send and MOST_READ in all; events one by one."""
+        """Yield consecutive records of points, with about MAX_POINTS to send and MAX_READ in all; events one by one."""
         batch: list[Record] = []
         num_points, num_read, end = 0, 0, self.ack.offset
         for record in scan(self._journal, end):
@@ -204,7 +204,7 @@ class Uploader:
                 self._progress.warn(f"{self._journal}: {Gap(end, record.offset).describe()}")
             end = record.end
             size = thinning.size(self.ack.thinning, record)
-            if batch and (not size or num_points + size > MOST_POINTS or num_read > MOST_READ):
+            if batch and (not size or num_points + size > MAX_POINTS or num_read > MAX_READ):
                 yield batch
                 batch, num_points, num_read = [], 0, 0
             if size:
@@ -269,7 +269,7 @@ class Uploader:
         names = self._names = self._names or Names(scan_names(self._journal, self.ack.offset))
         metrics = [Metric(names.key(name), value, time_ms, step) for name, time_ms, step, value in chosen]
         lost = self._lost(client, metrics)
-        refused = self._send_values(client, "metrics", lost, most=MOST_POINTS)
+        refused = self._send_values(client, "metrics", lost, most=MAX_POINTS)
         self._progress.reject("point", refused)
         num_restored = len(lost) - len(refused) if offset <= self._replay_end else 0
         self._progress.note(
@@ -379,7 +379,7 @@ class Uploader:
         refused: list[tuple[Any, str]] = []
         if kind == "params" and entities and not is_new:  # the store refuses a batch that changes a param
             entities, refused = mlflow_events.without_known(client, self._run_id(), entities)
-        refused += self._send_values(client, kind, entities, most=MOST_NAMED)
+        refused += self._send_values(client, kind, entities, most=MAX_NAMED)
         self._progress.reject(kind.removesuffix("s"), refused)
         for entity, why in refused:
             self._progress.warn(f"the {kind.removesuffix('s')} {entity.key} was refused: {why}")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 #: seconds after which settle() is called, although more jobs wait
-MOST_SECONDS = 1.0
-MOST_WAITING = 1000
+MAX_SECONDS = 1.0
+MAX_WAITING = 1000
 
 
 class Background:
@@ -30,7 +30,7 @@ class Background:
 
     def __init__(self, settle: Callable[[], None] = lambda: None, *, begin: Callable[[], None] = lambda: None) -> None:
         # bounded: with a disk that is too slow, training waits instead of filling the memory
-        self._jobs: queue.Queue[Callable[[], Any] | None] = queue.Queue(MOST_WAITING)
+        self._jobs: queue.Queue[Callable[[], Any] | None] = queue.Queue(MAX_WAITING)
         self._settle, self._begin = settle, begin
         self._error: BaseException | None = None
         self._has_failed = False
@@ -38,7 +38,7 @@ class Background:
         self._thread.start()
 
     def do(self, job: Callable[[], Any]) -> None:
-        """Queue a job; waits only if MOST_WAITING jobs are queued. Raises errors of earlier jobs."""
+        """Queue a job; waits only if MAX_WAITING jobs are queued. Raises errors of earlier jobs."""
         self.put(job)
         self.raise_error()
 
@@ -79,7 +79,7 @@ class Background:
         while (job := self._jobs.get()) is not None:
             self._try(job)
             del job  # a finished job keeps no tensors alive while the thread waits for the next
-            if self._jobs.empty() or time.monotonic() - settled > MOST_SECONDS:
+            if self._jobs.empty() or time.monotonic() - settled > MAX_SECONDS:
                 self._try(self._settle)
                 settled = time.monotonic()
             self._jobs.task_done()

@@ -24,7 +24,7 @@ from runner.device.torch_private import foreach_copy_
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 STATELESS = (nn.Parameter, nn.Module, type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, partial)
 #: attributes that every module has
-OF_MODULES = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 #: keys of values in a checkpoint that are not tensors of the run's device
 ARRAY, ON_HOST = "numpy array", "tensor on the CPU"
 
@@ -174,7 +174,7 @@ def places(owner: object) -> Iterator[tuple[MutableMapping[str, Any], list[str]]
     """Where an object has values, and their names."""
     is_module = isinstance(owner, nn.Module)
     if isinstance(own := getattr(owner, "__dict__", None), dict):
-        yield own, [name for name in own if not (name.startswith("__") or (is_module and name in OF_MODULES))]
+        yield own, [name for name in own if not (name.startswith("__") or (is_module and name in MODULE_ATTRIBUTES))]
     if isinstance(owner, nn.Module):
         yield owner._buffers, list(owner._buffers)
 

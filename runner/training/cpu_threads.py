@@ -11,7 +11,7 @@ from torch import nn
 
 from runner.device.placement import map_tensors, num_rows
 from runner.device.torch_private import TorchDispatchMode, WithoutDynamo
-from runner.errors import OF_CODE
+from runner.errors import CODE_ERRORS
 from runner.inspection.costs import flops_of
 from runner.tasks.task import Task
 
@@ -42,7 +42,7 @@ def flops_a_product(
                 module.eval()
         with products, autocast():
             task(model, few)
-    except OF_CODE:  # the first step reports it, with more context
+    except CODE_ERRORS:  # the first step reports it, with more context
         return None
     if not products.num:
         return None

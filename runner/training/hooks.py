@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from runner.data.loading.loaders import Batches
 from runner.device import backends
-from runner.errors import OF_CODE, first_line, in_words, traceback_of, without_password
+from runner.errors import CODE_ERRORS, first_line, in_words, traceback_of, without_password
 from runner.training.carried_state import evaluating, restored
 from runner.training.parts import Hook, Parts
 
@@ -34,9 +34,9 @@ log = logging.getLogger("runner")
 
 #: prefixes of reserved numbers; the test's values are known only at the end
 RESERVED = ("train/", "speed/", "system/")
-BEFORE_THE_END = (*RESERVED, "test/")
+RESERVED_BEFORE_END = (*RESERVED, "test/")
 NAME = re.compile(r"[\w\-./ ]+")  # that MLflow accepts for metrics and images
-MOST_NAME = 150  # bytes: an image's file name has 90 more, and the limit of file systems is 255
+MAX_NAME = 150  # bytes: an image's file name has 90 more, and the limit of file systems is 255
 KINDS = "a hook returns None or {name: a number, figure, image or table, stop: True to end the run}"
 FORMS = "a table is {column: values}, or [{column: value}, ...], a row each"
 #: PIL's modes that a PNG file takes
@@ -113,7 +113,7 @@ class Hooks:
             _check_names(shown.numbers, view.when)
             self.stopped_by = self.stopped_by or (hook.name if shown.stop else "")
             return found.with_(shown, taken=view.values.keys() | self._measured)
-        except OF_CODE as error:
+        except CODE_ERRORS as error:
             if self._must_work:
                 raise
             self._hooks.remove(hook)
@@ -124,7 +124,7 @@ class Hooks:
 
 
 def _check_names(names: Iterable[str], when: str) -> None:
-    reserved = RESERVED if when == "end" else BEFORE_THE_END
+    reserved = RESERVED if when == "end" else RESERVED_BEFORE_END
     for name in names:
         if begin := next((each for each in reserved if name.startswith(each)), ""):
             raise ValueError(f"{name} is a reserved name, as are all that begin with {begin}; use another name")
@@ -162,8 +162,8 @@ def sorted_out(returned: Any) -> HookValues:
             raise ValueError(f"{name!r} is not a name for MLflow: use letters, digits and _ - . /")
         if (number := _number(value)) is not None:
             shown.numbers[name] = number
-        elif len(name.encode()) > MOST_NAME:
-            raise ValueError(f"{name[:40]}... has {len(name.encode())} bytes, and a name of a file {MOST_NAME} at most")
+        elif len(name.encode()) > MAX_NAME:
+            raise ValueError(f"{name[:40]}... has {len(name.encode())} bytes, and a name of a file {MAX_NAME} at most")
         elif (rows := _rows(value)) is not None:
             shown.tables[name] = rows
         elif (image := _image(value)) is not None:

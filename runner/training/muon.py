@@ -19,7 +19,7 @@ from runner.device import torch_private
 #: coefficients of the quintic iteration of torch.optim.Muon (Jordan 2024)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 #: the smallest divisor of a norm
-LEAST_NORM = 1e-7
+MIN_NORM = 1e-7
 RATE_FUNCTIONS = ("match_rms_adamw", "original")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -118,7 +118,7 @@ def matrix_steps(
         buffer.lerp_(gradient, 1 - momentum)
         update = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer.clone()
         matrix = update.flatten(1)
-        steps = torch_private.orthogonal(matrix, COEFFICIENTS, group["ns_steps"], LEAST_NORM).view(weight.shape)
+        steps = torch_private.orthogonal(matrix, COEFFICIENTS, group["ns_steps"], MIN_NORM).view(weight.shape)
         ratio = torch_private.muon_rate(1.0, group["adjust_lr_fn"], matrix.shape)
         weight.mul_(1 - rate * group["weight_decay"])
         if isinstance(rate, Tensor):

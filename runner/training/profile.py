@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FOLDER, TRACE, TABLE = "profile", "trace.json.gz", "operations.txt"
 WARM = 10  # steps before: the first ones compile, allocate and fill caches
-MOST_ROWS = 30
+MAX_ROWS = 30
 QUIET = ("KINETO_LOG_LEVEL", "6")  # else the profiler's library prints two lines (torch 2.13)
 
 
@@ -66,7 +66,7 @@ class Profiled:
         profiler.export_chrome_trace(str(self._folder / TRACE))
         kind = "cpu" if self._device.type == "cpu" else "device"
         averages = profiler.key_averages()
-        table = averages.table(sort_by=f"self_{kind}_time_total", row_limit=MOST_ROWS, max_name_column_width=60)
+        table = averages.table(sort_by=f"self_{kind}_time_total", row_limit=MAX_ROWS, max_name_column_width=60)
         (self._folder / TABLE).write_text(table)
         begin = self._taken - self._traced + 1
         self._say(

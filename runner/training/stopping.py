@@ -47,7 +47,7 @@ def first_reached(conditions: Mapping[str, str], values: Mapping[str, float]) ->
 
 #: seconds until all processes know an answer
 SECONDS_BETWEEN = 0.4
-MOST_STEPS_BETWEEN = 5_000
+MAX_STEPS_BETWEEN = 5_000
 #: of several answers the last one in this list counts
 ANSWERS = (None, "save", "max_seconds", "stopped")
 
@@ -125,7 +125,7 @@ class CommonStopCondition:
         seconds = (time.monotonic() - self._since) / max(1, step - self._step)
         number, seconds = self._ranks.all_reduce_max([float(ANSWERS.index(self._pending)), seconds])
         num_steps = min(int(SECONDS_BETWEEN / max(seconds, 1e-9)), 2 * max(1, step - self._step))
-        self._next = step + max(1, min(num_steps, MOST_STEPS_BETWEEN))
+        self._next = step + max(1, min(num_steps, MAX_STEPS_BETWEEN))
         self._step, self._since = step, time.monotonic()
         answer = ANSWERS[int(number)]
         if at_once and answer != "stopped":

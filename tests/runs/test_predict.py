@@ -108,7 +108,7 @@ def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
 
 
 def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
-    monkeypatch.setattr(files, "LEAST_BLOCK", 2**14)
+    monkeypatch.setattr(files, "MIN_BLOCK", 2**14)
     monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     for count in (1, 16, 17, 50):
         write_rows("rows.csv", rows_of(count))
@@ -291,7 +291,7 @@ def test_many_rows_in_little_memory(tmp_path, warm):
 
 def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BATCH_ROWS", 16)
-    monkeypatch.setattr(files, "LEAST_BLOCK", 200)
+    monkeypatch.setattr(files, "MIN_BLOCK", 200)
     monkeypatch.setattr(files, "COLUMN_BYTES", 64)
     values = np.ones((40, 3))
     values[35, 1] = np.nan

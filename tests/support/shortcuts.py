@@ -27,7 +27,7 @@ from runner.experiment.plots import style
 
 LOAD, SAVE = OmegaConf.load, style.save
 DEFAULTS, COMPOSE = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
-MOST_KEPT = 200
+MAX_KEPT = 200
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
 _parsed: dict[tuple[str, str], bytes] = {}
 _kept: dict[tuple[Any, ...], Any] = {}
@@ -76,7 +76,7 @@ def _once(make: Callable[[], Any], key: tuple[Any, ...], repo: Any) -> Any:
         return make()
     key = (*key, *folders, *((file, file.read_bytes()) for file in sorted(files)))
     if key not in _kept:
-        if len(_kept) >= MOST_KEPT:
+        if len(_kept) >= MAX_KEPT:
             _kept.clear()
         _kept[key] = make()
     return _kept[key]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DOOR = "RUNNER_TESTS_DOOR"
-MOST_BYTES = 1 << 20  # of a command line and its environment
+MAX_BYTES = 1 << 20  # of a command line and its environment
 Asked = tuple[list[str], str, dict[str, str]]  # arguments after `python`, directory, environment
 
 
@@ -28,8 +28,8 @@ def say(line: socket.socket, asked: Asked, streams: Sequence[int]) -> None:
 
 
 def heard(line: socket.socket) -> tuple[Asked, list[int]]:
-    text, streams, *_ = socket.recv_fds(line, MOST_BYTES, 3)
-    while chunk := line.recv(MOST_BYTES):
+    text, streams, *_ = socket.recv_fds(line, MAX_BYTES, 3)
+    while chunk := line.recv(MAX_BYTES):
         text += chunk
     return pickle.loads(text), list(streams)
 

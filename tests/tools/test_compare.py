@@ -279,7 +279,7 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys
     for seed in range(8):
         gone = stored(client, experiment, parent=sweep, status="FAILED", model___target_="gone", seed=seed)
         client.log_metric(gone, "train/loss", float("nan"), step=3)
-    monkeypatch.setattr("runner.tools.compare.MOST_RUNS", 10)  # per page: the other pages are requested, too
+    monkeypatch.setattr("runner.tools.compare.MAX_RUNS", 10)  # per page: the other pages are requested, too
     ids = [jobs["mlp", 0], jobs["cnn", 0]]
     assert cli.main(["compare", sweep, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]

@@ -11,7 +11,7 @@ from runner.tools.tries import Side, measure
 
 LOSS = Goal("val/loss", "min")
 SEEDS = range(48)
-MOST_ROUNDS = 60
+MAX_ROUNDS = 60
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def tried(monkeypatch):
         def run_sweep(plan, context, config):
             sweep = SimpleNamespace(jobs={number: Job(number, *each) for number, each in enumerate(plan.jobs)})
             more = plan.source(SimpleNamespace(sweep=sweep, prepared=[]))._more
-            assert sum(1 for _ in zip(iter(more, []), range(MOST_ROUNDS), strict=False)) < MOST_ROUNDS, "it never ends"
+            assert sum(1 for _ in zip(iter(more, []), range(MAX_ROUNDS), strict=False)) < MAX_ROUNDS, "it never ends"
             seeds.extend(int(job.overrides[-1][5:]) for job in sweep.jobs.values() if job.overrides[0] in other.words)
             return sweep
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from runner.tracking.mlflow_names import MOST_NAME, Names, cut, valid_model_name, valid_name, valid_names
+from runner.tracking.mlflow_names import MAX_NAME, Names, cut, valid_model_name, valid_name, valid_names
 
 NAMES = [
     ("train/loss", "train/loss"),
@@ -31,7 +31,7 @@ NAMES = [
 def test_a_models_name_can_be_typed_after_a_slash(name, spelled):
     from mlflow.utils.validation import _validate_logged_model_name
 
-    assert valid_model_name(name) == spelled and len(valid_model_name(name * 100)) <= MOST_NAME
+    assert valid_model_name(name) == spelled and len(valid_model_name(name * 100)) <= MAX_NAME
     _validate_logged_model_name(spelled)
 
 
@@ -46,7 +46,7 @@ def test_mlflow_takes_them(name):
 
     for validate in (_validate_metric_name, _validate_param_name, _validate_tag_name):
         validate(valid_name(name))
-    assert 0 < len(valid_name(name)) <= MOST_NAME
+    assert 0 < len(valid_name(name)) <= MAX_NAME
 
 
 @pytest.mark.skipif(os.name == "nt", reason="MLflow takes no colon there")

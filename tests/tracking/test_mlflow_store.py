@@ -179,7 +179,7 @@ def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none_that_is_b
 
 
 def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
-    monkeypatch.setattr(mlflow_store, "MOST_NAMES", 2)
+    monkeypatch.setattr(mlflow_store, "MAX_NAMES", 2)
     for _ in range(2):
         client.delete_experiment(mlflow_store.experiment_of(client, "digits", uri=uri)[0])
     with pytest.raises(Exception, match="2 experiments named digits were deleted; use"):

@@ -198,7 +198,7 @@ def test_what_is_sent_again_is_the_same(folder, journal, write, uri, client, mon
             raise MlflowException("the answer is lost")
 
     monkeypatch.setattr(type(client), "log_batch", lossy)
-    monkeypatch.setattr(uploader, "MOST_POINTS", 40)
+    monkeypatch.setattr(uploader, "MAX_POINTS", 40)
     for _ in range(200):
         one = Uploader(folder, uri)
         if one.attempt(postponed=True):

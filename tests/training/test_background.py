@@ -81,7 +81,7 @@ def test_close_settles_what_is_left():
 
 
 def test_where_jobs_never_cease_they_are_settled_all_the_same(monkeypatch):
-    monkeypatch.setattr(module, "MOST_SECONDS", -1.0)
+    monkeypatch.setattr(module, "MAX_SECONDS", -1.0)
     begin, (gate, waiting, settled, settle) = threading.Event(), slow_disk()
     gate.set()
     background = Background(settle)

@@ -23,7 +23,7 @@ LOOSE = {
 #: packages that do not read YAML
 PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]
 HEAVY = {"torch", "mlflow", "optuna", "ray"}
-MOST_PARAMETERS = 7
+MAX_PARAMETERS = 7
 
 
 def modules():
@@ -162,7 +162,7 @@ def test_a_circle_is_found():
 
 
 def test_no_function_of_the_main_path_is_handed_more_than_seven_values():
-    assert not {name: number for name, number in handed().items() if number > MOST_PARAMETERS}
+    assert not {name: number for name, number in handed().items() if number > MAX_PARAMETERS}
 
 
 def test_each_of_the_longest_files_is_there():

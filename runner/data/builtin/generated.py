@@ -37,9 +37,9 @@ TEMPLATES = (
 )
 LENGTH = 40  # of a signal
 WIDTH = 72  # points of a template and the largest padding
-LEAST_PADDING, MOST_PADDING = 36, 60  # points after the template; the more, the narrower it is in the end
+MIN_PADDING, MAX_PADDING = 36, 60  # points after the template; the more, the narrower it is in the end
 SCALE = 0.4  # of the random factor, from 0.8 to 1.2
-MOST_SHIFT = 48  # in points, exclusive; around the end
+MAX_SHIFT = 48  # in points, exclusive; around the end
 CORRELATED_NOISE, BLUR = 0.25, 2.0  # before the blur, and its standard deviation in points; outside of the template
 NOISE = 0.02  # of each point
 SHEAR = 0.75  # of the random slope, from -0.375 to 0.375 over a signal
@@ -80,10 +80,10 @@ def make_signals(classes: Tensor, draw: torch.Generator) -> Tensor:  # (N,) int6
     def normal() -> Tensor:  # (N, 72)
         return torch.randn(num_rows, WIDTH, generator=draw, dtype=torch.float64)
 
-    padding = torch.randint(LEAST_PADDING, MOST_PADDING + 1, (num_rows, 1), generator=draw)
+    padding = torch.randint(MIN_PADDING, MAX_PADDING + 1, (num_rows, 1), generator=draw)
     shapes, is_template = _stretched(_templates()[classes], padding)
     shapes = shapes * (1 + SCALE * uniform())
-    shift = torch.randint(MOST_SHIFT, (num_rows, 1), generator=draw)
+    shift = torch.randint(MAX_SHIFT, (num_rows, 1), generator=draw)
     shifted = (torch.arange(WIDTH) - shift) % WIDTH
     shapes, is_template = shapes.gather(1, shifted), is_template.gather(1, shifted)
     signals = torch.where(is_template, shapes, _blurred(CORRELATED_NOISE * normal()))
@@ -99,7 +99,7 @@ def _templates() -> Tensor:  # (10, 12) float64
 
 
 def _stretched(shapes: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:  # (N, 12), (N, 1) -> (N, 72) each
-    padded = F.pad(shapes, (0, MOST_PADDING))
+    padded = F.pad(shapes, (0, MAX_PADDING))
     last = shapes.shape[1] - 1 + padding  # the place of the last point
     places = torch.linspace(0, 1, WIDTH, dtype=torch.float64) * last
     return _sampled(padded, places), places < shapes.shape[1]

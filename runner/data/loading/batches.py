@@ -160,7 +160,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 #: bytes of rows that are gathered at once, so that several batches share the cost of a call. On the CPU they stay in its
 #: caches; other devices have fewer launches
 GATHER_BYTES, GATHER_BYTES_ELSEWHERE = {"cpu": 2**20}, 2**24
-MOST_BATCHES_A_GATHER = 64
+MAX_BATCHES_A_GATHER = 64
 #: batches of a gather begin at multiples of these bytes, as allocations of torch do: the alignment of its inputs chooses
 #: a kernel, and the bits of a step must not depend on how many steps are taken at a time
 ALIGNMENT = 512
@@ -224,7 +224,7 @@ def batches_a_gather(rows: Any, batch_size: int, device: torch.device) -> int:
     """Return how many batches are gathered at once."""
     gather_bytes = GATHER_BYTES.get(device.type, GATHER_BYTES_ELSEWHERE)
     batch_bytes = max(1, num_bytes(rows) * batch_size // max(1, num_rows(rows)))
-    return min(MOST_BATCHES_A_GATHER, max(1, gather_bytes // batch_bytes))
+    return min(MAX_BATCHES_A_GATHER, max(1, gather_bytes // batch_bytes))
 
 
 class Indexed:

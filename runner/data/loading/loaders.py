@@ -23,14 +23,14 @@ from runner.errors import RunnerError
 __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 
 #: a set is kept on the device if it takes at most this part of the free memory; the rest is for the step
-MOST_OF_FREE_MEMORY = 0.5
+MAX_OF_FREE_MEMORY = 0.5
 #: automatic worker processes: more only help if a row takes very long to read
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 #: the same if a process imports everything again (macOS, Windows), which takes seconds and 300 MB. A split that is only
 #: evaluated has one, and fewer rows than this are read in less time than it starts in
-MOST_FRESH_WORKERS, FEW_ROWS = 2, 1_000
+MAX_FRESH_WORKERS, FEW_ROWS = 2, 1_000
 #: bytes of shared memory from which worker processes are started: a container has 64 MiB by default
-LEAST_ROOM = 2**28
+MIN_ROOM = 2**28
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load(
     workers, reason = loading.num_workers, "streamed (a Dataset is read row by row)"
     if workers is None:
         workers, room = automatic_workers(rows, loading.num_processes, is_training=shuffle), free_room()
-        if workers and room is not None and room < LEAST_ROOM:
+        if workers and room is not None and room < MIN_ROOM:
             workers, reason = 0, f"{reason}; read in this process: /dev/shm has {size_in_words(room)}, use {LARGER}"
     return Streamed(rows, num_workers=workers, conversion=loading.conversion, **settings), reason
 
@@ -81,9 +81,9 @@ def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = 
     """Return how many processes read a Dataset for each training process: at most four, fewer without fork."""
     allowed = num_usable_cpus()
     if (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork":
-        return max(1, min(MOST_WORKERS, allowed // num_processes))
+        return max(1, min(MAX_WORKERS, allowed // num_processes))
     if is_training:
-        return max(1, min(MOST_FRESH_WORKERS, allowed // num_processes))
+        return max(1, min(MAX_FRESH_WORKERS, allowed // num_processes))
     return int(len(rows) >= FEW_ROWS)
 
 
@@ -104,7 +104,7 @@ def _residency(rows: Any, loading: Loading, device: torch.device) -> tuple[bool,
         return False, f"streamed (auto: {problem})"
     if free is None:
         return True, f"on the device (auto: {size_in_words(size)})"
-    if size <= free * MOST_OF_FREE_MEMORY:
+    if size <= free * MAX_OF_FREE_MEMORY:
         return True, f"on the device (auto: {size_in_words(size)} of {size_in_words(free)} free)"
     if is_on_host:
         return True, f"on the device (auto: {size_in_words(size)} are in the CPU's memory already)"

@@ -23,14 +23,14 @@ GROUPED = r"^[+-]?([$€£¥]\d{1,3}(,\d{3})*(\.\d+)?|[$€£¥]\d+(\.\d+)?|\d{1
 WITH_COMMA = r"^[+-]?(\d+(,\d+)?|,\d+|\d{1,3}(\.\d{3})+(,\d+)?)([eE][+-]?\d+)?$"
 #: 1,234 and 12,345,678: thousands, or three decimals
 THOUSANDS = r"^[+-]?\d{1,3}(,\d{3})+$"
-LEAST_YEAR = 1000
+MIN_YEAR = 1000
 #: formats that suggested() tries
 DAYS = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%Y/%m/%d")
 TIMES = ("%H:%M", "%H:%M:%S")
 FORMATS = (*DAYS, "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", *TIMES, *(f"{day} {time}" for day in DAYS for time in TIMES))
 DAY_MICROSECONDS = 86_400_000_000
 #: bad values of a column that an error lists
-MOST_NAMED = 10
+MAX_NAMED = 10
 
 
 class BadValue(Exception):
@@ -221,7 +221,7 @@ def first_unlike(values: Any, pattern: str) -> tuple[int, Any, list[tuple[int, A
     import pyarrow.compute as pc
 
     fits = pc.match_substring_regex(values, pattern).fill_null(True).to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(~fits)[:MOST_NAMED].tolist() or [0]
+    rows = np.flatnonzero(~fits)[:MAX_NAMED].tolist() or [0]
     (row, value), *others = [(row, values[row].as_py()) for row in rows]
     return row, value, others
 
@@ -269,4 +269,4 @@ def _dates(values: Any, pattern: str) -> Any:
     import pyarrow.compute as pc
 
     stamps = pc.strptime(values, format=pattern, unit="s", error_is_null=True)
-    return pc.if_else(pc.less(pc.year(stamps), LEAST_YEAR), None, stamps)
+    return pc.if_else(pc.less(pc.year(stamps), MIN_YEAR), None, stamps)

@@ -29,9 +29,9 @@ from runner.errors import Problem, RunnerError, nearest, refuse
 
 KINDS = ("auto", "classification", "regression", "multilabel")
 #: whole numbers are taken as classes up to this number of different ones, as in runner.data.array_files
-MOST_CLASSES = 100
+MAX_CLASSES = 100
 #: texts of a column that are tried as dates, and columns with a hint
-MOST_TRIED, MOST_HINTS = 1000, 4
+MAX_TRIED, MAX_HINTS = 1000, 4
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
         notes.append(f"missing values: {listed(shares)}; numbers become the training mean")
     if cut:
         notes.append(f"the {settings.max_categories} most frequent categories of {listed(cut)}; others are as unknown")
-    notes += [offset_note(column.name, column.offset) for column in kept if column.offset][:MOST_HINTS]
+    notes += [offset_note(column.name, column.offset) for column in kept if column.offset][:MAX_HINTS]
     if target.kind == "regression" and is_single:
         notes += [_digits_note(tallies[name]) for name in targets if tallies[name].offset()]
     if files[0].form.date_format:
@@ -143,7 +143,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     if not kept:
         raise RunnerError(_no_columns(targets, keys, tallies, files[0]))
     columns = Columns(tuple(kept), settings.missing == "refuse", settings.dtype)
-    return ChosenColumns(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MOST_HINTS]), bool(cut))
+    return ChosenColumns(columns, target, tallies[targets[0]].rows, (*notes, *hints[:MAX_HINTS]), bool(cut))
 
 
 def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
@@ -192,9 +192,9 @@ def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
     if kind != "number":
         return "classification", f"they are {'texts' if kind != 'boolean' else 'true and false'}"
     are_whole = not tally.is_cut and all(text.lstrip("+-").isdecimal() for text in tally.texts)
-    if are_whole and len(tally.texts) <= MOST_CLASSES:
-        return "classification", f"up to {MOST_CLASSES} whole numbers are"
-    return "regression", f"more than {MOST_CLASSES} whole numbers are" if are_whole else "they are not whole numbers"
+    if are_whole and len(tally.texts) <= MAX_CLASSES:
+        return "classification", f"up to {MAX_CLASSES} whole numbers are"
+    return "regression", f"more than {MAX_CLASSES} whole numbers are" if are_whole else "they are not whole numbers"
 
 
 def _order(text: str) -> tuple[bool, float, str]:
@@ -275,7 +275,7 @@ def _check_date_format(tallies: Mapping[str, Tally], file: TableFile) -> None:
 
 
 def _first_texts(tally: Tally) -> list[str]:
-    return list(itertools.islice(tally.texts, MOST_TRIED))
+    return list(itertools.islice(tally.texts, MAX_TRIED))
 
 
 def _texts(names: str | Sequence[str] | None) -> list[str]:

@@ -28,7 +28,7 @@ ENDINGS = (*CSV_ENDINGS, *PARQUET_ENDINGS, ".feather", ".arrow")
 SEPARATORS = (",", "\t", ";", "|")
 BATCH_ROWS = 2**16
 #: bytes of a CSV file that are parsed at once, per column and in all; memory grows by about a hundred times the smallest
-COLUMN_BYTES, LEAST_BLOCK, MOST_BLOCK = 2**14, 2**20, 2**24
+COLUMN_BYTES, MIN_BLOCK, MAX_BLOCK = 2**14, 2**20, 2**24
 #: columns without a name, and pandas' own index: they only number the rows of one file
 INDEX = ("", "__index_level_0__")
 
@@ -105,7 +105,7 @@ class TableFile:
 
         names = self.header()
         numbered = [f"{index}" for index in range(len(names))]  # two columns may have an empty name
-        block = min(max(LEAST_BLOCK, len(names) * COLUMN_BYTES), MOST_BLOCK)
+        block = min(max(MIN_BLOCK, len(names) * COLUMN_BYTES), MAX_BLOCK)
         read = pa_csv.ReadOptions(block_size=block, column_names=numbered)
         parse = pa_csv.ParseOptions(delimiter=self._separator(), newlines_in_values=True)
         convert = pa_csv.ConvertOptions(
@@ -167,7 +167,7 @@ class TableFile:
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
-        limit = csv.field_size_limit(MOST_BLOCK)  # a quoted text may be as long as a block
+        limit = csv.field_size_limit(MAX_BLOCK)  # a quoted text may be as long as a block
         try:
             with gzip.open(self.path, "rb") if self._is_packed else self.path.open("rb") as stream:
                 yield self._decoded(stream)

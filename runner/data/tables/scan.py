@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from runner.data.tables import cells
-from runner.data.tables.cells import DAY_MICROSECONDS, LIKE_A_DATE, LIKE_A_NUMBER, MOST_NAMED, NUMBER, BadValue
+from runner.data.tables.cells import DAY_MICROSECONDS, LIKE_A_DATE, LIKE_A_NUMBER, MAX_NAMED, NUMBER, BadValue
 from runner.data.tables.encoder import Column, Place, list_values, tidy_batches
 from runner.data.tables.files import TableFile
 from runner.errors import RunnerError
 
 #: texts of a column that are counted; of more, the rarer half is dropped, to limit the memory
-MOST_COUNTED = 200_000
+MAX_COUNTED = 200_000
 #: float32 rounds whole numbers from here on, and any number whose spread is this much smaller than its mean
 ROUNDED, FAR_OFF = 2.0**24, 2.0**12
 #: numbers whose mean is at most this many times their spread lose nothing that matters
@@ -159,9 +159,9 @@ class Tally:
             self._add_odd("date", values, LIKE_A_DATE, place)
 
     def _add_odd(self, kind: str, values: Any, pattern: str, place: Place) -> None:
-        if len(odd := self.odd.setdefault(kind, [])) < MOST_NAMED:
+        if len(odd := self.odd.setdefault(kind, [])) < MAX_NAMED:
             row, value, others = cells.first_unlike(values, pattern)
-            odd += [(place, row, value), *((place, *other) for other in others)][: MOST_NAMED - len(odd)]
+            odd += [(place, row, value), *((place, *other) for other in others)][: MAX_NAMED - len(odd)]
 
     def _count(self, values: Any) -> None:
         import pyarrow.compute as pc
@@ -169,8 +169,8 @@ class Tally:
         self.counted += len(values) - values.null_count
         for item in pc.value_counts(values.drop_null()).to_pylist():
             self.texts[cells.canonical(item["values"])] += item["counts"]
-        if len(self.texts) > MOST_COUNTED:
-            self.texts, self.is_cut = Counter(dict(self.texts.most_common(MOST_COUNTED // 2))), True
+        if len(self.texts) > MAX_COUNTED:
+            self.texts, self.is_cut = Counter(dict(self.texts.most_common(MAX_COUNTED // 2))), True
 
     def _mixture(self, kind: str, ways: Sequence[str]) -> RunnerError:
         odd = self.odd[kind]

@@ -29,7 +29,7 @@ CHANNELS = {"rgb": 3, "gray": 1}
 ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
 DECODE = ("auto", "once", "workers")
 #: unreadable images that an error names, and images that a thread decodes at a time
-MOST_NAMED, BLOCK = 20, 32
+MAX_NAMED, BLOCK = 20, 32
 Encoded = str | Path | bytes
 T = TypeVar("T")
 
@@ -196,10 +196,10 @@ def each(read: Callable[[int], T], names: Sequence[str], *, asked: str, num_thre
         results = [one for block in threads.map(read_block, range(0, len(names), BLOCK)) for one in block]
     broken = [f"{name}: {one}" for name, one in zip(names, results, strict=True) if isinstance(one, ValueError)]
     if broken:
-        more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
+        more = [f"and {len(broken) - MAX_NAMED:,} more"] if len(broken) > MAX_NAMED else []
         of_a_batch = " of a batch" if num_threads == 1 else ""
         problem = f"{len(broken):,} of {len(names):,} images{of_a_batch} can't be used:"
-        problem = "\n".join([problem, *broken[:MOST_NAMED], *more])
+        problem = "\n".join([problem, *broken[:MAX_NAMED], *more])
         raise RunnerError.of(asked, problem, "replace these files, or remove them")
     return cast(list[T], results)
 

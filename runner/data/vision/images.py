@@ -33,7 +33,7 @@ from runner.errors import RunnerError, nearest
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 #: directory names of splits
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def find_splits(path: str, *, classes: Sequence[str] = ()) -> tuple[dict[str, Sp
         only, count = parts["train"] / names[0], len(found["train"].files)
         inner = [item.name for item in _directories(only, path)]
         problem = f"`{only.parent}` has one directory, `{only.name}`, so all {count:,} images have one class"
-        problem += f"; it contains {', '.join(inner[:MOST_NAMED])}" if inner else ""
+        problem += f"; it contains {', '.join(inner[:MAX_NAMED])}" if inner else ""
         ways = [f"data.path={only}"] * (len(inner) > 1 and len(found) == 1)
         raise RunnerError.suggest(
             f"data.path={path}", problem, ways, f"add a directory for each class next to `{only}`"
@@ -76,7 +76,7 @@ def _ready_splits(directories: Sequence[Path], path: str) -> dict[str, Path]:
     others = [item for item in directories if item not in splits]
     others += [item for some in by_split.values() for item in some[1:]]
     if others:
-        names, more = (", ".join(item.name for item in some[:MOST_NAMED]) for some in (splits, others))
+        names, more = (", ".join(item.name for item in some[:MAX_NAMED]) for some in (splits, others))
         problem = f"{names} have the names of splits, and {more} can't be one next to them"
         fix = f"move `{others[0].name}` elsewhere, or rename the directories if they are classes"
         raise RunnerError.of(f"data.path={path}", problem, fix)
@@ -100,7 +100,7 @@ def _by_class(directory: Path, names: Sequence[str], path: str, *, is_train: boo
     setting, number = f"data.path={path}", {name: index for index, name in enumerate(names)}
     inner = _directories(directory, path)
     if unknown := [item.name for item in inner if item.name not in number]:
-        problem = f"`{directory}` has classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
+        problem = f"`{directory}` has classes that the training split lacks: {', '.join(unknown[:MAX_NAMED])}"
         raise RunnerError.of(setting, problem, "use the same classes in each split")
     if loose := [item.name for item in sorted(directory.iterdir()) if item.is_file() and _is_image(item.name)]:
         problem = f"{len(loose):,} images (such as `{loose[0]}`) are in `{directory}` and not in a class's directory"
@@ -109,7 +109,7 @@ def _by_class(directory: Path, names: Sequence[str], path: str, *, is_train: boo
     by_class = {item.name: list(image_files(item)) for item in inner}
     empty = [name for name, files in by_class.items() if not files]
     if len(empty) == len(by_class) or (is_train and empty):
-        where = ", ".join(empty[:MOST_NAMED]) or directory
+        where = ", ".join(empty[:MAX_NAMED]) or directory
         problem = f"{where} has no images (files that end in {', '.join(ENDINGS)})"
         fix = f"put images into `{directory}/CLASS/`, or remove the empty directories"
         raise RunnerError.of(setting, problem, fix)
@@ -135,7 +135,7 @@ def _is_image(name: str) -> bool:
 
 
 #: examples of a Dataset whose statistics are computed, evenly spread: enough for four digits; and how many at a time
-MOST_ROWS, STATISTICS_ROWS = 16_384, 64
+MAX_ROWS, STATISTICS_ROWS = 16_384, 64
 READER, NORMALISED = "runner.data.read_images", "runner.models.ImageInputs"
 #: images that a prediction reads at a time
 BLOCK = 1024
@@ -219,7 +219,7 @@ def _image_batches(rows: Any) -> Iterator[Tensor]:
         yield from rows[0].split(1024)
         return
     count = len(rows)  # type: ignore[arg-type]
-    chosen = torch.linspace(0, count - 1, min(count, MOST_ROWS), dtype=torch.float64).round().long()
+    chosen = torch.linspace(0, count - 1, min(count, MAX_ROWS), dtype=torch.float64).round().long()
     several = getattr(rows, "__getitems__", None)
     for part in chosen.split(STATISTICS_ROWS):
         indices = part.tolist()

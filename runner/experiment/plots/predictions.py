@@ -63,12 +63,12 @@ class Results:
         return ", ".join(filter(None, (self.of, f"{self.split} split, {count} rows")))
 
 
-MOST_ROWS = 10_000
-MOST_NUMBERS = 10_000_000  # of all rows together: fewer rows where each has many
+MAX_ROWS = 10_000
+MAX_NUMBERS = 10_000_000  # of all rows together: fewer rows where each has many
 NUM_SHOWN = 16
-MOST_POINTS = 600  # on the plane
+MAX_POINTS = 600  # on the plane
 GRID = 160  # points a side of the plane
-LEAST_ROOM = 1e-4  # margin around the points, relative to their size: float32 resolves GRID points in it
+MIN_ROOM = 1e-4  # margin around the points, relative to their size: float32 resolves GRID points in it
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -81,7 +81,7 @@ def collect(
     *,
     split_rows: int,
     autocast: Autocast,
-    most_rows: int = MOST_ROWS,
+    most_rows: int = MAX_ROWS,
 ) -> Results:
     """Predict examples spread evenly over a split, and keep the inputs of the worst. Waits for the device at the end only.
 
@@ -124,7 +124,7 @@ def _spread(
             continue
         shown = _predict(model, task, batch if step == 1 else _every(batch, step, first), autocast)
         if not is_known:  # how many numbers a row's prediction has
-            more = max(1, math.ceil(split_rows / step * max(1, shown[0][0].numel()) / MOST_NUMBERS))
+            more = max(1, math.ceil(split_rows / step * max(1, shown[0][0].numel()) / MAX_NUMBERS))
             shown, step, is_known = _every(shown, more, 0), step * more, True
         yield shown
 
@@ -156,14 +156,14 @@ def _plane(model: nn.Module, task: Predicting, points: Tensor, targets: Tensor, 
     if not len(kept):
         return None
     low, high = rows[kept].min(0), rows[kept].max(0)
-    room = np.maximum(0.06 * (high - low), LEAST_ROOM * np.maximum(abs(low), abs(high)))
+    room = np.maximum(0.06 * (high - low), MIN_ROOM * np.maximum(abs(low), abs(high)))
     room = np.where(room > 0, room, 1.0)
     x, y = np.linspace(low - room, high + room, GRID, dtype=np.float32).T
     grid = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)).to(points.device, points.dtype)
     with autocast():
         outputs = task.outputs(model, (grid, None))
     predicted = _host(task.predictions(outputs)).reshape(GRID, GRID, -1)
-    kept = kept[:: max(1, math.ceil(len(kept) / MOST_POINTS))]
+    kept = kept[:: max(1, math.ceil(len(kept) / MAX_POINTS))]
     return Plane(x, y, predicted, rows[kept].astype(np.float32), _host(targets)[kept])
 
 

@@ -18,9 +18,9 @@ LARGEST = float(np.finfo(np.float64).max)
 
 SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "bitwise identical", "within 1e-5", "different", "new", "not compared"
 #: metrics of the machine, which always differ, and those that `evaluate` of an earlier version added later
-NOT_OF_THE_RUN = ("speed/", "system/", "eval/")
+IGNORED_KEYS = ("speed/", "system/", "eval/")
 
-AT_THE_END = "test/"
+TEST_PREFIX = "test/"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def compare_all(
     Args:
         may_end_elsewhere: One run was stopped or is shorter, so points of only one run are not a difference.
     """
-    names = [name for name in dict.fromkeys([*now, *then]) if not name.startswith(NOT_OF_THE_RUN)]
+    names = [name for name in dict.fromkeys([*now, *then]) if not name.startswith(IGNORED_KEYS)]
     names.sort(key=lambda name: (name != "train/loss", not name.startswith("train/")))
     return [
         compare(name, _counted(then, name), _counted(now, name), may_end_elsewhere=may_end_elsewhere) for name in names
@@ -143,7 +143,7 @@ def _counted(series: Mapping[str, Points], name: str) -> Points:
     if name not in series:
         return np.array([], np.int64), np.array([], np.float64)
     steps, values = _last_of_each_step(*series[name])
-    return (steps[-1:], values[-1:]) if name.startswith(AT_THE_END) else (steps, values)
+    return (steps[-1:], values[-1:]) if name.startswith(TEST_PREFIX) else (steps, values)
 
 
 def _first(steps: NDArray[np.int64], where: NDArray[np.bool_]) -> int | None:

@@ -22,7 +22,7 @@ from runner.experiment.provenance import TOGETHER, Git
 from runner.experiment.terminal import short
 from runner.runs import find
 from runner.runs.history import of_store
-from runner.runs.reproduce.compare import NOT_OF_THE_RUN, Points, last_step
+from runner.runs.reproduce.compare import IGNORED_KEYS, Points, last_step
 from runner.runs.store import open_stored
 from runner.tracking import store_uri
 from runner.version import DISTRIBUTION, __version__
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "not known"
 NO_GIT = "in no git repository"
-MOST_PACKAGES = 3  # named, of the packages that don't affect numbers directly
+MAX_PACKAGES = 3  # named, of the packages that don't affect numbers directly
 #: notes in environment.txt that are not files
 NOTES = ("platform", "machine", "threads")
 
@@ -156,7 +156,7 @@ def _of_store_run(client: MlflowClient, run: StoredRun, folder: Path, *, where: 
         tags=run.data.tags,
         dataset={"name": last.name, "digest": last.digest, "profile": last.profile} if last else {},
         num_steps=num_steps_of(run.data.params),
-        series={name: points for name, points in series.items() if not name.startswith(NOT_OF_THE_RUN)},
+        series={name: points for name, points in series.items() if not name.startswith(IGNORED_KEYS)},
     )
 
 
@@ -327,7 +327,7 @@ def _packages(makings: Sequence[Making]) -> Iterator[ValueDifference | None]:
     for name in deciding:
         yield ValueDifference(name, texts(lambda side, name=name: side.get(name, "not installed")))  # type: ignore[misc]
     if others := [name for name in differ if name not in deciding]:
-        named = others[:MOST_PACKAGES]
+        named = others[:MAX_PACKAGES]
         rest = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
         yield ValueDifference(
             "packages", texts(lambda side: ", ".join(f"{name} {side.get(name, 'none')}" for name in named) + rest)

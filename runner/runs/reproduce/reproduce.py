@@ -44,7 +44,7 @@ from runner.training.parts import Parts
 FILE = "reproduce.json"
 HEAD = ("metric", "points", "verdict", "largest relative difference", "first at step")
 #: keys that change where a run ends, and nothing before
-OF_LENGTH = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.early_stopping.")
+LENGTH_KEYS = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.early_stopping.")
 
 
 def repeat(
@@ -92,7 +92,7 @@ def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
 
 def _ends_elsewhere(original: RecordedRun, cfg: DictConfig, summary: Summary, changed: list[str]) -> bool:
     is_short = not original.is_whole or summary.status != "finished" or cfg.train.max_seconds is not None
-    return is_short or any(key.startswith(OF_LENGTH) for key in changed)
+    return is_short or any(key.startswith(LENGTH_KEYS) for key in changed)
 
 
 def lines_before(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from runner.training.observer import Trial
 
 #: keys of the sweep, not of a job
-OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
+SWEEP_PREFIXES = ("sweep.", "hydra.", "hydra/")
 #: characters of a job's directory that need no quoting in shells and overrides
 USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
 LONGEST = 200  # bytes; most file systems allow 255, and a repeated job has a longer name
@@ -38,8 +38,8 @@ ZIP, ZIP_EXAMPLE = "sweep.zip", "sweep.zip={model.width:[64,128],optimizer.lr:[0
 #: strings that Hydra reads unquoted, and those among them with another meaning
 PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "nan")
 #: one uploader sends all journals of a sweep to one store
-OF_THE_STORE = ("tracking.uri", "tracking.enabled")
-THE_SAME_FOR_ALL = (*OF_THE_SWEEP, *OF_THE_STORE)
+STORE_KEYS = ("tracking.uri", "tracking.enabled")
+THE_SAME_FOR_ALL = (*SWEEP_PREFIXES, *STORE_KEYS)
 
 Overrides = tuple[str, ...]
 #: from a policy and this machine to the devices that a job may use where it runs
@@ -316,7 +316,7 @@ def examine(
 
 def is_of_the_sweep(override: Any) -> bool:
     """Return whether a parsed override is a setting of the sweep, not of a job."""
-    return str(override.input_line).lstrip("+~").startswith(OF_THE_SWEEP)
+    return str(override.input_line).lstrip("+~").startswith(SWEEP_PREFIXES)
 
 
 def refuse_swept_settings(parsed: Sequence[Any]) -> None:
@@ -334,7 +334,7 @@ def store_problems(prepared: Sequence[PreparedJob], config: DictConfig) -> list[
     """Return the store settings of a job that differ from the sweep's, e.g., by an option. config: common to all jobs."""
     problems: dict[tuple[str, Any], Problem] = {}
     for job in prepared:
-        for key in OF_THE_STORE:
+        for key in STORE_KEYS:
             theirs, ours = validate.value(job.config, key), validate.value(config, key)
             if theirs != ours:
                 source, shown = (without_password(f"{key}={as_word(value)}") for value in (theirs, ours))

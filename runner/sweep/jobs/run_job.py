@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import OF_CODE
+from runner.errors import CODE_ERRORS
 from runner.experiment.terminal import print_failure
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def task(cfg: DictConfig, *, context: RunContext) -> Summary:
     name_data(cfg)
     try:
         return run.run(cfg, folder, context=context)
-    except OF_CODE as error:
+    except CODE_ERRORS as error:
         summary = Summary("failed", print_failure(error), exit_code=1)
     summary.write(folder)
     return summary

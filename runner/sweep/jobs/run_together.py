@@ -22,13 +22,13 @@ from runner.config.instantiate import targets
 from runner.config.nodes import resolved
 from runner.config.settings import Settings
 from runner.data.loading.batches import Resident, sent
-from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
+from runner.data.loading.loaders import MAX_OF_FREE_MEMORY
 from runner.data.source import GIVEN, Source
 from runner.data.split import Chosen, indices, split
 from runner.device import Hardware, backends, host_memory
 from runner.device.placement import map_tensors, move, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
-from runner.errors import OF_CODE, RunnerError, on_a_line
+from runner.errors import CODE_ERRORS, RunnerError, on_a_line
 from runner.experiment.build import prepare
 from runner.experiment.build_data import PreparedData
 from runner.experiment.check import check_here
@@ -52,7 +52,7 @@ FILES, OTHER_FILES = 6, 64
 #: of a run's data, what it takes while it is read: its rows, and each split's before they are shared
 COPIES = 2
 #: whose settings members of one lane share, see stacked.fit.Member
-OF_A_LANE = ("optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_decay")
+MEMBER_KEYS = ("optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_decay")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def in_turns(jobs: Sequence[PlannedRun]) -> list[Summary]:
                 for job in jobs:
                     Summary(ALONE, str(error)).write(job.folder)
                 break
-            except OF_CODE as error:
+            except CODE_ERRORS as error:
                 reason = print_failure(error)
                 ended = {number: failed(job, reason) for number, job in enumerate(jobs)}
             summaries += ended.values()
@@ -225,7 +225,7 @@ def _is_worth_it(parts: Parts, chosen: Mapping[str, Tensor]) -> bool:
         return True
     free, size = free_bytes(parts.device), _num_bytes(parts.source)
     is_most = not chosen or 2 * sum(map(len, chosen.values())) >= num_rows(parts.source.rows)  # data.limit leaves few
-    return is_most and (free is None or size <= MOST_OF_FREE_MEMORY * free)
+    return is_most and (free is None or size <= MAX_OF_FREE_MEMORY * free)
 
 
 def _num_bytes(source: Source) -> int:
@@ -261,7 +261,9 @@ def _best(results: Sequence[Result]) -> Result | None:
 
 
 def lane_of(settings: Settings) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, repr(value)) for key, value in settings.experiment.items() if key.startswith(OF_A_LANE)))
+    return tuple(
+        sorted((key, repr(value)) for key, value in settings.experiment.items() if key.startswith(MEMBER_KEYS))
+    )
 
 
 def failed(job: PlannedRun, why: str) -> Summary:

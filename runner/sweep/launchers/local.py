@@ -33,7 +33,7 @@ PRELOAD = ("runner.sweep.launchers.preload",)
 #: free memory for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
 #: maximum number of such processes on one GPU; the free memory that each one needs, on the GPU (including its data) and on the host
-MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
+MAX_GPU_SLOTS, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
 #: minimum number of jobs in each of several groups on one GPU: with fewer jobs, kernels are short, and more processes add more short
 #: kernels (an estimate, not measured on a GPU)
 FEWEST_ON_GPU = 16
@@ -172,7 +172,7 @@ def groups_of(
     of_each = min(num_cpus, free_bytes // HOST_BYTES) // max(1, len(hardware.cuda))
     for index, gpu in enumerate(hardware.cuda):
         room = 0 if gpu.is_exclusive else (gpu.free_bytes or 0) // GPU_BYTES
-        groups[f"cuda:{index}"] = unless_set("cuda", min(MOST_ON_GPU, of_each, room))
+        groups[f"cuda:{index}"] = unless_set("cuda", min(MAX_GPU_SLOTS, of_each, room))
     return groups
 
 

@@ -33,7 +33,7 @@ from runner.version import python_path
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: submitit's parameters that request GPUs; jobs with device=cpu get none
-OF_GPUS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
+GPU_SETTINGS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
 #: parameters that all of submitit's executors have; the names of others begin with the executor's
 COMMON = (
     "name",
@@ -46,7 +46,7 @@ COMMON = (
     "stderr_to_stdout",
 )
 #: parameters for which Slurm refuses a job
-OFTEN_WRONG = ("partition", "account", "qos", "constraint", "gres", "timeout_min", "mem_gb", *OF_GPUS)
+OFTEN_WRONG = ("partition", "account", "qos", "constraint", "gres", "timeout_min", "mem_gb", *GPU_SETTINGS)
 SECONDS_BETWEEN_LOOKS = 20.0  # submitit's interval for sacct is up to 10 minutes: a failure would be seen too late
 SECONDS_FOR_FILES = 5.0  # delay after which a network file system shows a file that another machine wrote
 #: Slurm's states of jobs that were ended from outside
@@ -112,7 +112,7 @@ class Queue:
 
         settings = dict(self._settings)
         if on_cpu:
-            settings |= {name: None for name in OF_GPUS if name in settings}
+            settings |= {name: None for name in GPU_SETTINGS if name in settings}
         # `python -m submitit` searches the current directory for modules first: a user's directory `runner` would shadow
         # this package, and a fractions.py Python's module, also if this process runs with -P
         # not in sbatch's environment: at some sites sbatch is a custom script

@@ -21,8 +21,16 @@ from runner.sweep.report.results import JobResult
 
 ROOT = Path("multirun")
 #: columns of report.csv
-OF_A_JOB = ("job", "name", "state", "device")
-OF_ITS_END = ("num_steps", "num_epochs", "steps_per_second", "samples_per_second", "seconds_train", "run_id", "folder")
+JOB_COLUMNS = ("job", "name", "state", "device")
+RESULT_COLUMNS = (
+    "num_steps",
+    "num_epochs",
+    "steps_per_second",
+    "samples_per_second",
+    "seconds_train",
+    "run_id",
+    "folder",
+)
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -157,11 +165,11 @@ def _cell(value: Any) -> Any:
 def _line(result: JobResult, report: Report, metrics: list[str]) -> dict[str, Any]:
     best = result.best
     return {
-        **{name: getattr(result, name) for name in OF_A_JOB},
-        **{key: result.keys.get(key) for key in report.keys if key not in OF_A_JOB},
+        **{name: getattr(result, name) for name in JOB_COLUMNS},
+        **{key: result.keys.get(key) for key in report.keys if key not in JOB_COLUMNS},
         "best_metric": best and best.metric,
         "best_value": best and best.value,
         "best_step": best and best.step,
         **{name: result.metrics.get(name) for name in metrics},
-        **{name: getattr(result, name) for name in (*OF_ITS_END, "error")},
+        **{name: getattr(result, name) for name in (*RESULT_COLUMNS, "error")},
     }

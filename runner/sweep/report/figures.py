@@ -31,9 +31,9 @@ THEME = {
     "height": 380,
 }
 AXIS = {"gridcolor": "rgba(128,128,128,.2)", "zeroline": False, "automargin": True, "title": {"standoff": 12}}
-MOST_CURVES = 200  # of the best jobs: more would make the SVG slow
-LEAST_OF_A_BAND, MOST_BANDS = 3, 12  # seeds of a group; groups
-MOST_KEYS, COLUMNS = 12, 3  # panels of keys
+MAX_CURVES = 200  # of the best jobs: more would make the SVG slow
+MIN_BAND_SIZE, MAX_BANDS = 3, 12  # seeds of a group; groups
+MAX_KEYS, COLUMNS = 12, 3  # panels of keys
 FEW = 6  # numbers that are evenly spaced
 
 
@@ -62,7 +62,7 @@ def draw_curves(report: Report) -> list[Figure]:
     For groups of seeds, draw the median and the quartiles, with thin lines of the jobs.
     """
     colors, results = job_colors(report), with_curves(report)
-    groups = [group for group in report.seeds if len(group.jobs) >= LEAST_OF_A_BAND][:MOST_BANDS]
+    groups = [group for group in report.seeds if len(group.jobs) >= MIN_BAND_SIZE][:MAX_BANDS]
     banded = {job for group in groups for job in group.jobs}
     figures: list[Figure] = []
     for name in dict.fromkeys([LOSS, *(goal.metric for goal in report.goals)]):
@@ -129,7 +129,7 @@ def draw_keys(report: Report) -> list[Figure]:
     keys = [key for key in report.keys if len({each.keys.get(key) for each in shown}) > 1]
     if not keys:
         return []
-    drawn = keys[:MOST_KEYS]
+    drawn = keys[:MAX_KEYS]
     num_rows = -(-len(drawn) // COLUMNS)
     plot = make_subplots(num_rows, COLUMNS, shared_yaxes=True, subplot_titles=[plain(key, most=40) for key in drawn])
     for number, key in enumerate(drawn):
@@ -139,14 +139,14 @@ def draw_keys(report: Report) -> list[Figure]:
         plot.add_scatter(**dots | {"x": texts}, **panel)
         plot.update_xaxes(_key_axis(texts), **panel)
     plot.update_yaxes(_value_axis(metric, np.array([each.value(metric) for each in shown])), col=1)
-    left = f" {len(keys) - MOST_KEYS} more keys are in report.csv." if len(keys) > MOST_KEYS else ""
+    left = f" {len(keys) - MAX_KEYS} more keys are in report.csv." if len(keys) > MAX_KEYS else ""
     note = f"A dot is a job: {metric} by the value of each key.{left}"
     return [_figure("keys", "Keys and what they reached", plot, note, height=90 + 260 * num_rows, margin_t=36)]
 
 
 def with_curves(report: Report) -> list[JobResult]:
     """The jobs whose curves are drawn, best first."""
-    return [result for result in report.results if result.curves][:MOST_CURVES]
+    return [result for result in report.results if result.curves][:MAX_CURVES]
 
 
 def job_colors(report: Report) -> dict[int, str]:
@@ -193,7 +193,7 @@ def _curve(result: JobResult, name: str, color: str) -> dict[str, Any]:
 
 def _band(group: Seeds, shown: Sequence[JobResult], name: str, colors: dict[int, str]) -> list[dict[str, Any]]:
     results = [each for each in shown if each.job in group.jobs]
-    if len(results) < LEAST_OF_A_BAND:
+    if len(results) < MIN_BAND_SIZE:
         return []
     curves = [each.curves[name] for each in results]
     steps = max((curve.steps for curve in curves), key=lambda steps: int(steps[-1]))

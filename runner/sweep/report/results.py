@@ -21,7 +21,7 @@ from runner.tracking.journal_reader import read_series
 
 LOSS = "train/loss"
 #: maximum points of a curve; of one of many jobs; of all jobs' curves
-MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 120, 12_000
+MAX_POINTS, MIN_POINTS, MAX_POINTS_OF_ALL = 1000, 120, 12_000
 #: order of states; those with the same number are sorted together
 RANK = {
     "finished": 0,
@@ -109,7 +109,7 @@ class JobResult:
 def read_results(sweep: Sweep) -> list[JobResult]:
     """Return each job, by number. Reads each journal once: about 50 ms for 10,000 steps."""
     goals = {objective["metric"] for objective in sweep.objectives}
-    most = max(LEAST_POINTS, min(MOST_POINTS, MOST_POINTS_OF_ALL // max(1, len(sweep.jobs))))
+    most = max(MIN_POINTS, min(MAX_POINTS, MAX_POINTS_OF_ALL // max(1, len(sweep.jobs))))
     return [_read(sweep, sweep.jobs[number], goals, most) for number in sorted(sweep.jobs)]
 
 

@@ -22,7 +22,7 @@ Limits = tuple[float | None, float | None]
 
 ALPHA = 0.05  # how often a winner may be named by chance
 POWER = 0.8  # how often a difference of the size seen is found with the seeds that are advised
-DRAWS, MOST_DRAWS = 9999, 100_000  # of the bootstrap and of a permutation test; of one at a lower level
+DRAWS, MAX_DRAWS = 9999, 100_000  # of the bootstrap and of a permutation test; of one at a lower level
 STEPS = 2**16  # in the sum of all pairs' sizes, to which a sign-flip test rounds each
 FEW = 16  # maximum pairs for which all signs are tried
 ROUNDING, TIED = 1e-9, 1e-12  # of values that differ in the last bits; of sums
@@ -221,7 +221,7 @@ def _permutation(samples: Sequence[NDArray[np.float64]], alpha: float) -> float:
 
 
 def _num_orders(alpha: float) -> int:
-    return min(max(DRAWS, math.ceil(20 / alpha)), MOST_DRAWS)
+    return min(max(DRAWS, math.ceil(20 / alpha)), MAX_DRAWS)
 
 
 def _more(mean: float, deviation: float, n: int, alpha: float, *, least: int) -> int | None:

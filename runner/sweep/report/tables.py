@@ -17,8 +17,8 @@ from runner.sweep.report.results import JobResult
 #: columns of text; all others have numbers
 WORDS = ("jobs", "compared with the best", "name", "state", "device", "cause", "where to look")
 NAME = 50  # a name up to this length stays in one line, and other columns leave for it
-MOST_NAME = 200
-MOST_ERROR = 600  # an error ends with its help
+MAX_NAME = 200
+MAX_ERROR = 600  # an error ends with its help
 NO_REASON = "it left no reason"
 COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "red", "killed": "red"}
 
@@ -191,7 +191,7 @@ def _causes_table(results: Sequence[JobResult]) -> Table:
         if others:
             name += f"; likewise {_cut(', '.join(str(other.job) for other in others))}"
         log = Text(f"  {path}", style="dim") if (path := _log(result)) else ""
-        table.add_row(str(result.job), Text(name), Text.assemble(_cut(error, MOST_ERROR), log))
+        table.add_row(str(result.job), Text(name), Text.assemble(_cut(error, MAX_ERROR), log))
     return table
 
 
@@ -199,7 +199,7 @@ def _texts(columns: Columns) -> dict[str, list[str]]:
     return {title: [_cut(cell.text) for cell in cells] for title, cells in columns.items()}
 
 
-def _cut(text: str, most: int = MOST_NAME) -> str:
+def _cut(text: str, most: int = MAX_NAME) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

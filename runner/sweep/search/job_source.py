@@ -18,7 +18,7 @@ from runner.config.identity import key_of
 from runner.errors import Problem, RunnerError, refuse
 from runner.experiment.summary import Summary
 from runner.sweep.jobs.ledger import Job, kept
-from runner.sweep.jobs.prepare import OF_THE_STORE, PreparedJob
+from runner.sweep.jobs.prepare import STORE_KEYS, PreparedJob
 from runner.sweep.scheduler import settle
 from runner.sweep.search.space import Space
 from runner.sweep.search.study import FILE, Pruning, StudyTrial, Trials, make_study, open_storage, patiently
@@ -194,7 +194,7 @@ class Suggestions:
         summary = Summary.read(folder)
         if trial.state == TrialState.RUNNING and not summary.has_ended:
             typed = dict(zip(kept(self._space.fixed), self._space.fixed, strict=True))  # the ledger has no passwords
-            store = {key_of(text): text for text in self._space.fixed if key_of(text) in OF_THE_STORE}
+            store = {key_of(text): text for text in self._space.fixed if key_of(text) in STORE_KEYS}
             job.overrides = tuple(store.get(key_of(text), typed.get(text, text)) for text in job.overrides)
             self._resumed.append(job)
             return

@@ -32,7 +32,7 @@ FILE = "optuna.db"  # in a sweep directory
 NAME = "search"  # of the study in it
 PRUNING = "pruning"  # attribute of the study with the pruner's settings, for the jobs
 RETRY = "retry_of"  # attribute of a trial with a failed trial's values
-MOST_REPEATS = 10  # repeated suggestions in a row
+MAX_REPEATS = 10  # repeated suggestions in a row
 #: a job writes a line per epoch, the sweep some per trial; each takes milliseconds
 WAIT_SECONDS = 60.0
 TRIES = 5
@@ -159,7 +159,7 @@ class Trials:
     def _ask(self, seen: set[tuple[Any, ...]]) -> Trial | None:
         from optuna.trial import TrialState
 
-        for _ in range(MOST_REPEATS):
+        for _ in range(MAX_REPEATS):
             is_queued = any(trial.state == TrialState.WAITING for trial in self.all())
             if self._is_grid and not is_queued and not self._queue_unseen(seen):
                 return None

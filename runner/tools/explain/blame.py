@@ -22,7 +22,7 @@ from runner.training.optimizer import Turns
 
 #: parts of a batch that are tried first; if each part is bad, no row is named
 NUM_PARTS = 8
-MOST_TRIES = 200
+MAX_TRIES = 200
 #: batch of the step, row in it, and its loss, if that was computed
 Picked = tuple[int, int, float | None]
 
@@ -91,7 +91,7 @@ class _Trial:
     def __init__(self, moment: Moment, generators: Mapping[str, Any], *, goes_back: bool) -> None:
         parts = self._parts = moment.parts
         self._task = parts.task
-        self._generators, self._goes_back, self._left = generators, goes_back, MOST_TRIES
+        self._generators, self._goes_back, self._left = generators, goes_back, MAX_TRIES
         self._parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
 
     def is_finite(self, batch: Any) -> bool:

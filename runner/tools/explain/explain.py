@@ -37,7 +37,7 @@ from runner.tools.explain import text
 from runner.tools.explain.blame import Blame, blame, losses
 from runner.tools.explain.not_finite import LargestValue, NotFiniteObserver, NotFiniteOperation, is_finite
 from runner.tools.explain.replay import LossNotFiniteError, Moment, Start, replay, start_before
-from runner.tools.explain.rows import MOST_ROWS, placed
+from runner.tools.explain.rows import MAX_ROWS, placed
 from runner.tools.explain.text import Case, advice
 from runner.tracking.journal_reader import read_series
 from runner.training.checkpoint import snapshot
@@ -200,7 +200,7 @@ def _largest_leap(by_step: Mapping[int, float]) -> int:
 #: a longer replay is announced
 LONG_SECONDS = 5.0
 #: the first replay ends at the requested step, later ones at the step that caused it
-MOST_REPLAYS = 6
+MAX_REPLAYS = 6
 
 
 def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) ->
 def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Start, Moment, Look]:
     start, until = start_before(asked.folder, asked.step - asked.every + 1), asked.step
     _say_how_long(asked, start)
-    for _ in range(MOST_REPLAYS):
+    for _ in range(MAX_REPLAYS):
         moment = replay(cfg, device, start, until=until)
         if moment is None:
             break
@@ -277,7 +277,7 @@ def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: L
     origin, parts = seen.origin, moment.parts
     blamed = blame(moment, origin, seen.generators, loss=seen.loss) if origin is not None else Blame(())
     picked = losses(moment) if origin is None else [(blamed.batch, row, None) for row in blamed.rows]
-    rows = placed(moment, cfg, picked[:MOST_ROWS])
+    rows = placed(moment, cfg, picked[:MAX_ROWS])
     known = {**asked.by_step, **moment.losses}
     recent = [known[number] for number in sorted(known) if number < moment.reached.step]
     sure = rows if blamed.is_sure else []

@@ -19,7 +19,7 @@ from runner.tools.explain.blame import Picked
 from runner.tools.explain.replay import Moment
 
 #: rows that are printed
-MOST_ROWS = 5
+MAX_ROWS = 5
 #: a number is unusual from this multiple of the largest other one in its column
 FAR_OUT = 1e3
 

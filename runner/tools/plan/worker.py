@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from runner.data.loading.own_loader import OwnLoader
 from runner.device.hardware import Speeds
 from runner.device.placement import tensors
-from runner.errors import OF_CODE, RunnerError
+from runner.errors import CODE_ERRORS, RunnerError
 from runner.experiment import rules
 from runner.inspection import call_site
 from runner.inspection.costs import MemoryMoment
@@ -77,7 +77,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
         place = f" at {call_site.line_of_error(error)}" if any(map(call_site.is_own, files)) else ""
         unknown = f"{error}{place}"
-    except OF_CODE as error:
+    except CODE_ERRORS as error:
         if run is not None and run.unknown:  # it may continue with real values
             unknown = f"{run.unknown}, and with others in their place it ends: {of_error(error)}"
         else:

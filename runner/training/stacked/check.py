@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from runner.device import backends
 from runner.device.host_memory import memory_left, size_in_words
 from runner.device.streams import wait_for
-from runner.errors import OF_CODE, first_line
+from runner.errors import CODE_ERRORS, first_line
 from runner.training.carried_state import CarriedState, TensorCopies, restored
 from runner.training.parts import Parts
 from runner.training.stacked.compiled import Compiled
@@ -30,13 +30,13 @@ from runner.training.stacked.step import StackedGradients, check_optimizer
 from runner.training.step.choose import how_to_compile
 
 #: members whose first step is compared with the same step on its own, besides one of each setting
-MOST_COMPARED = 4
+MAX_COMPARED = 4
 #: the keys of what computes a loss
-OF_A_FORWARD = ("model.", "task.")
+FORWARD_KEYS = ("model.", "task.")
 #: what a separate job costs besides its training: its process, its plots
 START_SECONDS = 3.0
 #: of the time of its steps, what is to be gained for each job
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 #: relative: rounding is 1e-6, another mask or a weight's other value are 1e-2
 TOLERANCE = 1e-3
 #: relative, of weights, to see what rounding does to a model's gradients: where one value of a ReLU or a maximum falls on
@@ -45,12 +45,12 @@ NUDGE, MOST = 1e-4, 0.2
 #: per weight: itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
 NUMBERS_A_WEIGHT = 6
 #: of the free memory, what the members' weights may take, and what their activations may
-FOR_WEIGHTS, FOR_ACTIVATIONS = 0.4, 0.3
+WEIGHTS_SHARE, ACTIVATIONS_SHARE = 0.4, 0.3
 #: twice as many are tried as long as a member's time falls to this part of it
 GAIN = 0.97
 #: the largest part of a member's time on its own that is worth computing together, as results are not bitwise identical then
 WORTH = 0.85
-MOST_SECONDS = 2.0
+MAX_SECONDS = 2.0
 #: of each step besides forward and backward (update, metrics): of a single run's, and once of all that compute together
 HOST_SECONDS = 3e-4
 #: seconds of a member's step in which nothing is left to gain: its kernels are long enough to fill the device
@@ -83,7 +83,7 @@ def most_members(parts: Parts, *, read_bytes: int) -> int:
         return 2**31
     weights = sum(value.nbytes for value in parts.model.state_dict().values())
     rows = sum(each.device_bytes for each in parts.loaders)
-    room = int((free - read_bytes) * FOR_WEIGHTS)
+    room = int((free - read_bytes) * WEIGHTS_SHARE)
     num_members: int = room // max(1, NUMBERS_A_WEIGHT * weights + rows)
     return max(1, num_members)
 
@@ -128,18 +128,18 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> GroupSize:
             buffers.put_back()
     starting = START_SECONDS + (size.compiled.seconds if size.compiled else 0.0)
     gained = (size.seconds_alone - size.seconds) * parts[0].limits.num_steps + starting
-    if not is_asked and gained < LEAST_GAIN * size.seconds_alone * parts[0].limits.num_steps:
+    if not is_asked and gained < MIN_GAIN * size.seconds_alone * parts[0].limits.num_steps:
         raise CannotStackError(f"that gains nothing: {size.words}")
     return size
 
 
 def _to_compare(members: Sequence[Member]) -> list[int]:
     settings = [
-        tuple((key, repr(value)) for key, value in member.settings.experiment.items() if key.startswith(OF_A_FORWARD))
+        tuple((key, repr(value)) for key, value in member.settings.experiment.items() if key.startswith(FORWARD_KEYS))
         for member in members
     ]
     last = len(members) - 1
-    return sorted({0, last, *range(0, len(members), -(-len(members) // MOST_COMPARED)), *map(settings.index, settings)})
+    return sorted({0, last, *range(0, len(members), -(-len(members) // MAX_COMPARED)), *map(settings.index, settings)})
 
 
 def _together(members: Sequence[Member], batches: Sequence[Any]) -> tuple[GroupSize, list[list[Tensor]]]:
@@ -176,7 +176,7 @@ def _together(members: Sequence[Member], batches: Sequence[Any]) -> tuple[GroupS
                 gradients.undo()
     except CannotStackError:
         raise
-    except OF_CODE as error:
+    except CODE_ERRORS as error:
         problem = "the memory is too small for a step of one of them and the others' weights"
         raise CannotStackError(problem if backends.is_out_of_memory(error) else _in_words(error)) from error
     if each and is_compiled and not compiled.why_not:
@@ -292,7 +292,7 @@ def choose_size(
     saved = _saved_bytes(compute)
     undo()
     if (free := free_bytes(device)) is not None:
-        most = min(whole, max(1, int(free * FOR_ACTIVATIONS) // max(1, saved)))
+        most = min(whole, max(1, int(free * ACTIVATIONS_SHARE) // max(1, saved)))
         room = f"; {size_in_words(free)} have room for {most}" if most < whole else ""
     size = before = 1
     while True:
@@ -309,7 +309,7 @@ def choose_size(
                 raise
             break
         gains = size < 8 or times[size] < GAIN * times[before]
-        is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS
+        is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MAX_SECONDS
         if size >= most or (is_enough and size > 1):  # a single one doesn't show whether two can compute together
             break
         before, size = size, min(2 * size, most)

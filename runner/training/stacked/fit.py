@@ -24,7 +24,7 @@ from runner.device import backends
 from runner.device.placement import map_tensors, tensors
 from runner.device.streams import wait_for
 from runner.distributed.group import Alone
-from runner.errors import OF_CODE, RunnerError, on_a_line
+from runner.errors import CODE_ERRORS, RunnerError, on_a_line
 from runner.training.carried_state import reset_state
 from runner.training.fit import Training, fit
 from runner.training.loop import Epochs, Loop, train
@@ -44,7 +44,7 @@ from runner.training.stopping import OwnStopCondition, StopCondition
 #: what is due between the steps of a member; returns why its training ends, or None
 BetweenSteps = Callable[[Training], str | None]
 #: seconds of steps between two checks whether the training ends
-MOST_SECONDS = 0.3
+MAX_SECONDS = 0.3
 
 
 @dataclass
@@ -182,7 +182,7 @@ class _Group:
         try:
             train(self, self, begin_epoch=self._reset_states)
             return []
-        except OF_CODE as error:
+        except CODE_ERRORS as error:
             failed = error
         if backends.is_out_of_memory(failed) and len(self._runs) > 1:
             del failed  # it keeps the activations alive
@@ -254,7 +254,7 @@ class _Group:
         taken, began = 0, time.perf_counter()
         self._gradients.draw_from(generators)
         try:
-            while taken < most and (taken == 0 or time.perf_counter() - began < MOST_SECONDS):
+            while taken < most and (taken == 0 or time.perf_counter() - began < MAX_SECONDS):
                 taken += next(steps)
         finally:
             self._gradients.store(generators)

@@ -30,8 +30,8 @@ GOLDEN = 0.6180339887
 #: if the number of steps is unknown, an interval is at most this part of the steps so far
 PART_OF_STEPS = 0.25
 #: steps per pause of the device, which costs a step and lets kernels be timed without gaps
-STEPS_A_PAUSE, MOST_PAUSES = 1_000, 10
-MOST_EVENTS = 1_000
+STEPS_A_PAUSE, MAX_PAUSES = 1_000, 10
+MAX_EVENTS = 1_000
 #: forward, backward and update; or step, if that is one call
 PARTS = (DATA, FORWARD, BACKWARD, UPDATE, STEP, METRICS) = ("data", "forward", "backward", "update", "step", "metrics")
 
@@ -70,7 +70,7 @@ class StepClock:
         self._openings, self._others = _TimedSteps(), _TimedSteps()
         self._name, self._since = DATA, 0.0
         self._now: defaultdict[str, float] = defaultdict(float)
-        self._events = _Events(device, min(MOST_PAUSES, num_steps // STEPS_A_PAUSE))
+        self._events = _Events(device, min(MAX_PAUSES, num_steps // STEPS_A_PAUSE))
 
     def begin(self) -> None:
         """Start a group of steps. Its time counts as data until a part begins."""
@@ -158,7 +158,7 @@ class _Events:
 
     def pause(self, now: float) -> None:
         """Called when the data are ready, before the step is queued."""
-        if not self._has_clock or self._begun is not None or len(self._found) == MOST_EVENTS:
+        if not self._has_clock or self._begun is not None or len(self._found) == MAX_EVENTS:
             return
         self._is_paused = self._pauses_left > 0 and self._step_seconds > 0
         if self._is_paused:

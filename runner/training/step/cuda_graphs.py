@@ -18,7 +18,7 @@ from runner.device.backends import is_out_of_memory
 from runner.errors import first_line
 from runner.inspection.call_site import UNKNOWN, line_of_error
 from runner.training.step.fused_update import CannotTraceError
-from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Sizes, host_generators
+from runner.training.step.on_device import MAX_AT_ONCE, OnDevice, Repeater, Sizes, host_generators
 
 #: steps of a graph of several steps
 STEPS_A_REPLAY = 8
@@ -42,7 +42,7 @@ class GraphSteps:
     """
 
     is_required = True
-    most_calls = MOST_AT_ONCE // STEPS_A_REPLAY
+    most_calls = MAX_AT_ONCE // STEPS_A_REPLAY
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from runner.training.step.train_step import EagerSteps, Step
 from runner.training.stopping import Limits
 
 #: the maximum number of steps at a time: their numbers are on the device
-MOST_AT_ONCE = 64
+MAX_AT_ONCE = 64
 
 Sizes = tuple[int, ...]  # the examples in each batch of a step
 
@@ -94,10 +94,10 @@ class OnDevice:
         self._num_usual, rest = divmod(num_rows, self._rows_a_step)
         self._usual = (batch_size,) * accumulate_steps
         self._last = tuple(min(batch_size, rest - start) for start in range(0, rest, batch_size))
-        self._offsets = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
+        self._offsets = torch.arange(min(self._rows_a_step * MAX_AT_ONCE, num_rows), device=device)
         # of the next step's first example in the order
         self._position = torch.zeros((), dtype=torch.int64, device=device)
-        self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the next steps, see FixedUpdate
+        self._table = torch.empty(0)  # (MAX_AT_ONCE, G, K) numbers of the next steps, see FixedUpdate
         self._now = self._table  # the numbers that steps read: the table, or a part of it
         self._now_rows: list[Tensor] = []  # views
         self._gathers_before = device.type == "cpu" and data.has_images
@@ -115,7 +115,7 @@ class OnDevice:
             self._position.fill_(at * self._rows_a_step)
         while not self._is_eager and at < self._num_usual + bool(self._last):
             sizes, alike = (self._usual, self._num_usual - at) if at < self._num_usual else (self._last, 1)
-            room = min(alike, self._buffer.room, self._limits.room(self._progress.step), MOST_AT_ONCE)
+            room = min(alike, self._buffer.room, self._limits.room(self._progress.step), MAX_AT_ONCE)
             try:
                 num = self._take(sizes, room)
             except CannotTraceError as error:
@@ -236,7 +236,7 @@ class OnDevice:
         self._update = FixedUpdate(self._optimizer, as_formula=self._kind is not None)
         self._step = self._make(update=self._update)
         self._fixed_at = self._progress.step
-        self._table = self._update.numbers.repeat(MOST_AT_ONCE, 1, 1)
+        self._table = self._update.numbers.repeat(MAX_AT_ONCE, 1, 1)
         has_parts = self._repeater.most_calls > 1 and self._rates.are_scheduled
         self._now = self._table.clone() if has_parts else self._table
         self._now_rows = list(self._now)

@@ -172,7 +172,7 @@ def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
     """After the rows that are read at once."""
     import pandas as pd
 
-    monkeypatch.setattr(files, "LEAST_BLOCK", 2**16)
+    monkeypatch.setattr(files, "MIN_BLOCK", 2**16)
 
     frame = pd.DataFrame({"x": np.arange(80_000.0), "y": np.arange(80_000) % 2})
     frame.loc[70_000, "x"] = np.inf

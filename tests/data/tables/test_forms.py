@@ -99,7 +99,7 @@ def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch, mess
     lines = [f"{index},{'' if index % 3 else index % 2}" for index in range(60)]
     (folder / "bad.csv").write_text("x,y\n" + "\n".join([*lines, "inf,1"]) + "\n")
     messages(problem("bad.csv", drop_missing_targets=True, in_memory=in_memory))
-    monkeypatch.setattr(files, "LEAST_BLOCK", 64)  # several batches
+    monkeypatch.setattr(files, "MIN_BLOCK", 64)  # several batches
     monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     (folder / "t.csv").write_text("x,y\n" + "\n".join(lines) + "\n")
     messages(problem("t.csv"))

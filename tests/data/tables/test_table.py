@@ -310,7 +310,7 @@ def test_thousands_of_columns():
 def test_numbers_first_and_texts_later_are_texts(folder, monkeypatch):
     from runner.data.tables import files
 
-    monkeypatch.setattr(files, "LEAST_BLOCK", 64)  # several batches
+    monkeypatch.setattr(files, "MIN_BLOCK", 64)  # several batches
     monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     rows = ["1,0", "2,1"] * 10 + ["north,0", "south,1"] * 30
     write("t.csv", "c,y\n" + "\n".join(rows) + "\n")

@@ -42,7 +42,7 @@ def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
 @pytest.mark.parametrize("most_numbers", [10_000, 30])
 def test_rows_are_spread_over_the_split_where_it_has_more_than_asked_for(monkeypatch, size, most_numbers):
     """Images in a folder are ordered by class. 15 of 60 rows, or 10 with at most 30 numbers."""
-    monkeypatch.setattr(module, "MOST_NUMBERS", most_numbers)
+    monkeypatch.setattr(module, "MAX_NUMBERS", most_numbers)
     inputs, targets = rows()[0], torch.arange(3).repeat_interleave(20)
     model, split = nn.Linear(2, 3), batches(inputs, targets, size)
     found = collect(model, Classification(num_classes=3), split, split_rows=60, autocast=nullcontext, most_rows=15)
@@ -54,7 +54,7 @@ def test_rows_are_spread_over_the_split_where_it_has_more_than_asked_for(monkeyp
 
 
 def test_points_on_the_plane_are_spread_over_the_split(monkeypatch):
-    monkeypatch.setattr(module, "MOST_POINTS", 20)
+    monkeypatch.setattr(module, "MAX_POINTS", 20)
     inputs, targets = rows()
     split = batches(inputs, targets)
     found = collect(nn.Linear(2, 3), Classification(num_classes=3), split, split_rows=60, autocast=nullcontext)

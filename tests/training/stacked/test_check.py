@@ -214,7 +214,7 @@ def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeyp
         return values
 
     monkeypatch.setattr(ModelStack, "forward", limited)
-    for name in ("LONG_STEP", "MOST_SECONDS"):  # independent of the machine's speed
+    for name in ("LONG_STEP", "MAX_SECONDS"):  # independent of the machine's speed
         monkeypatch.setattr(f"runner.training.stacked.check.{name}", float("inf"))
     assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and asked.count(3) == 1
 
@@ -278,7 +278,7 @@ def test_what_can_be_is_left_as_it_was(tmp_path, make):
 def test_where_nothing_is_gained_each_is_trained_for_itself(tmp_path, monkeypatch):
     monkeypatch.setattr("runner.training.stacked.check.START_SECONDS", 0.0)
     # as if training together took as long as training separately
-    monkeypatch.setattr("runner.training.stacked.check.LEAST_GAIN", 1.0)
+    monkeypatch.setattr("runner.training.stacked.check.MIN_GAIN", 1.0)
     found = members(tmp_path, Head)
     with pytest.raises(CannotStackError, match=r"that gains nothing: .* of 3 jobs compute together"):
         check_alike(found, is_asked=False)

@@ -40,7 +40,7 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
     most = least if of_each(least) <= 0.85 * of_each(1) else 1
     assert found.num_together <= most and -(-whole // found.num_together) == -(-whole // most)
     assert f"of {whole} jobs" in found.words
-    monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.FOR_ACTIVATIONS)  # enough for seven members
+    monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.ACTIVATIONS_SHARE)  # enough for seven members
     tried.clear()
     assert (
         size.choose_size(nothing, whole=whole, device=CPU).num_together <= 7
@@ -64,7 +64,7 @@ def test_first_call_of_a_size_is_not_timed(monkeypatch):
         return compute, int
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    monkeypatch.setattr(size, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(size, "MAX_SECONDS", 0.1)
     monkeypatch.setattr(size, "free_bytes", lambda device: None)
     assert size.choose_size(slow_at_first, whole=64, device=CPU).num_together == 64
     assert not any(algorithms) and torch.backends.cudnn.benchmark
