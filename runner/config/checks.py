@@ -1,6 +1,6 @@
-"""What the arguments of parts may be: `depth: Count = 4` in a signature. The values of a configuration are checked by it.
+"""Checks the arguments of parts by their annotations, such as `depth: Count = 4`.
 
-`argument_problems()` finds every bad value before anything is built; `@checked` refuses them in a call from Python, too.
+`argument_problems()` finds every bad value before anything is built; `@checked` also refuses them in a call from Python.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def context_of(loader: CheckedLoader, cfg: DictConfig) -> HydraContext:
 
 @contextmanager
 def sweep_context(flags: Sequence[str], overrides: list[str]) -> Iterator[tuple[HydraContext, DictConfig]]:
-    """What Hydra gives a sweeper: the context, and what all jobs have in common; for a command that runs its own sweep."""
+    """Yield what Hydra passes to a sweeper, for a command that runs its own sweep: the context, and the jobs' common configuration."""
     loader = CheckedLoader(flags)
     with hydra_with(loader):
         cfg = loader.load_configuration(config_name(flags), overrides, RunMode.MULTIRUN)

@@ -1,4 +1,4 @@
-"""The values that make a configuration this experiment, how two of them differ, and overrides as text."""
+"""Compares configurations: which values make an experiment, and how two of them differ. Also quotes overrides."""
 
 from __future__ import annotations
 

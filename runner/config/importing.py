@@ -1,4 +1,4 @@
-"""What a command changes in its process: how packages are imported, and what is restored: the environment, the log."""
+"""Changes of the process while a command runs: faster imports, importable user code, a restored environment, a log file."""
 
 from __future__ import annotations
 

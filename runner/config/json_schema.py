@@ -197,9 +197,9 @@ def _of_arguments(arguments: Sequence[inspect.Parameter], docs: Docs, shared: Js
     for each in arguments:
         if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             doc, value = docs.get(each.name, ("", ABSENT))
-            said = _usual(value, "for example") if each.default is ABSENT else _usual(each.default)
+            rule_text = _usual(value, "for example") if each.default is ABSENT else _usual(each.default)
             is_nullable = each.default is None or value is None
-            properties[each.name] = _value(_of_annotation(each.annotation), doc, said, is_nullable=is_nullable)
+            properties[each.name] = _value(_of_annotation(each.annotation), doc, rule_text, is_nullable=is_nullable)
     takes_more = any(each.kind is each.VAR_KEYWORD for each in arguments)
     return {"type": "object", "properties": properties, "additionalProperties": takes_more}
 
@@ -219,8 +219,8 @@ def _of_key(key: Key, doc: str, value: Any) -> Json:
     kind = {**({} if is_choice else _of_type(hint)), **key.rule}
     if str in (hint, *get_args(hint)) and "type" in kind:
         kind["type"] = [*kind["type"], "number"]  # OmegaConf makes a text of it
-    said = "; ".join(filter(None, (key.valid if not (is_choice and doc) else "", _usual(value))))
-    return _value(kind, doc, said, is_nullable=value is None or NoneType in get_args(hint))
+    rule_text = "; ".join(filter(None, (key.valid if not (is_choice and doc) else "", _usual(value))))
+    return _value(kind, doc, rule_text, is_nullable=value is None or NoneType in get_args(hint))
 
 
 def _of_annotation(hint: Any) -> Json:
@@ -237,18 +237,18 @@ def _of_type(hint: Any) -> Json:
     return {} if None in names else {"type": names}
 
 
-def _value(kind: Json, doc: str = "", said: str = "", *, is_nullable: bool = False) -> Json:
-    """Return a value of a kind, or a reference. said: A sentence part that says the rule."""
+def _value(kind: Json, doc: str = "", rule_text: str = "", *, is_nullable: bool = False) -> Json:
+    """Return a value of a kind, or a reference. rule_text: A sentence part that says the rule."""
     made, null = dict(kind), ["null"] if is_nullable else []
     if "type" in made:
         names = [made["type"]] if isinstance(made["type"], str) else made["type"]
         made["type"] = list(dict.fromkeys([*names, *null, "string"]))
         if "string" not in names:
             words = " or ".join(WORDS.get(name, "a mapping") for name in dict.fromkeys(names) if name != "null")
-            made |= {"pattern": LATER, "patternErrorMessage": f"it is {words}{f', {said}' if said else ''}"}
+            made |= {"pattern": LATER, "patternErrorMessage": f"it is {words}{f', {rule_text}' if rule_text else ''}"}
     elif made:
         made = {"anyOf": [*made.get("anyOf", [made]), {"type": ["string", *null], "pattern": LATER}]}
-    return _described(made, "\n\n".join(filter(None, (doc, said))))
+    return _described(made, "\n\n".join(filter(None, (doc, rule_text))))
 
 
 def _usual(value: Any, word: str = "default") -> str:

@@ -64,7 +64,7 @@ def _checkout() -> str:
 
 
 def _project() -> dict[str, Any]:
-    """The table `project` of the checkout's pyproject.toml; nothing outside of a checkout."""
+    """Return the table `project` of the checkout's pyproject.toml; {} without a checkout."""
     with suppress(OSError, tomllib.TOMLDecodeError, UnicodeError):
         project: dict[str, Any] = tomllib.loads((PACKAGES / "pyproject.toml").read_text()).get("project", {})
         return project if project.get("name") == DISTRIBUTION else {}

@@ -139,7 +139,7 @@ def _fraction(*, one: bool = False) -> Any:
 
 @dataclass
 class DataKeys:
-    """What every data set has; the other keys of `data` are the arguments of its `_target_`."""
+    """The keys of every data set; the other keys of `data` are the arguments of its `_target_`."""
 
     name: str | None = MISSING
     val_fraction: float = _fraction()
@@ -158,7 +158,7 @@ class DataKeys:
 
 @dataclass
 class ModelKeys:
-    """What every model has; the other keys of `model` are the arguments of its `_target_`."""
+    """The keys of every model; the other keys of `model` are the arguments of its `_target_`."""
 
     weights: str | None = MISSING
     strict: bool = MISSING
@@ -296,7 +296,7 @@ class BackendsKeys:
 
 @dataclass
 class FactsKeys:
-    """What only the data knows; the run fills it in after the data is there and before the model is built."""
+    """Facts about the data, which the run fills in after reading it and before building the model."""
 
     input_shape: list[int] = MISSING
     in_features: int = MISSING
@@ -313,7 +313,7 @@ class FactsKeys:
 
 @dataclass
 class SlotsKeys:
-    """Jobs of a sweep at a time on one device of each kind."""
+    """How many jobs of a sweep run at a time on one device of each kind."""
 
     cpu: int = _at_least(1)
     cuda: int = _at_least(1)
@@ -337,7 +337,7 @@ class SweepKeys:
 
 @dataclass
 class PlanKeys:
-    """What `python -m runner plan` assumes of the device; no run reads it."""
+    """What `python -m runner plan` assumes about the device; runs ignore it."""
 
     device_memory: Any = MISSING
     device_name: str | None = MISSING

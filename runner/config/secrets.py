@@ -34,12 +34,13 @@ _URI = re.compile(
 
 
 def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """The configuration as a run stores it: references stay, secrets do not.
+    """Return the configuration as a run stores it: with its references, without secrets.
 
     A store with credentials is read from MLFLOW_TRACKING_URI the next time.
 
     Args:
-        without: top-level keys that are left out.
+        cfg: The composed configuration.
+        without: Top-level keys to leave out.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     hide = {"hydra": without_password}.get  # with the command line in it
@@ -52,7 +53,7 @@ def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any
 
 
 def for_display(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved values without secrets."""
+    """Return the resolved values without secrets."""
     real = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
     written = OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)
     with _unread_environment():

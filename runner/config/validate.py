@@ -34,7 +34,7 @@ UNCHECKED_GROUPS = ("facts", "model", "optimizer", "scheduler")
 
 
 class Misfit(NamedTuple):
-    """A value that the schema has no place for, or another type."""
+    """A value whose key the schema doesn't have, or whose type is wrong."""
 
     key: str
     value: Any
@@ -88,7 +88,7 @@ def problems(cfg: DictConfig) -> list[Problem]:
 
 
 def _below(node: Any, path: str, schema: type | None) -> Iterator[Problem]:
-    """Every error of the values in a node. schema: Of its keys (None: they are arguments, or a part's, which checks them)."""
+    """Yield every error of the values in a node. schema: Of its keys (None: arguments of a part, which are checked elsewhere)."""
     if schema is not None and path and not any(_has(node, name) for name in (*keys(schema), *subgroups(schema))):
         fix = f"leave it out, or use `{path}=default`"
         yield Problem(f"~{path}", f"`{path}` is needed and has no values", fix, code="missing-value")

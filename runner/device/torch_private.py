@@ -40,7 +40,7 @@ NAMES = {
     "transforms_are_active": ("torch._C._are_functorch_transforms_active", "torch.func, which keeps torch's products"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
-    "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),
+    "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, distinguished from other errors"),
     "compile_graph": ("torch._inductor.compile", "a compiled step that is run several times a call"),
     "make_fx": ("torch.fx.experimental.proxy_tensor.make_fx", "forward and backward of several models as a graph"),
     # the first export of a process
@@ -48,11 +48,14 @@ NAMES = {
     "export_package": ("torch.export.pt2_archive._package", "likewise"),
     # what looks at each operation: guard, plan, the number of threads
     "TorchDispatchMode": ("torch.utils._python_dispatch.TorchDispatchMode", "sees every kernel that is called"),
-    "OpOverload": ("torch._ops.OpOverload", "an operation that is a kernel, told from a function"),
+    "OpOverload": ("torch._ops.OpOverload", "an operation that is a kernel, distinguished from a function"),
     "tree_map": ("torch.utils._pytree.tree_map", "nested arguments with other tensors"),
     "current_autograd_node": ("torch._C._current_autograd_node", "the forward line of an operation in backward"),
     "sequence_number": ("torch.autograd._get_sequence_nr", "the forward line of an operation in backward"),
-    "current_graph_task": ("torch._C._current_graph_task_id", "an operation in backward, told from one in forward"),
+    "current_graph_task": (
+        "torch._C._current_graph_task_id",
+        "an operation in backward, distinguished from one in forward",
+    ),
     # several models as one
     "exclude_keys": ("torch._C._ExcludeDispatchKeyGuard", "random operations of several models"),
     "KeySet": ("torch._C.DispatchKeySet", "likewise"),

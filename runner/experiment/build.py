@@ -90,12 +90,19 @@ def prepare(
     read: PreparedData | None = None,
     num_ranks: int = 1,
 ) -> Parts:
-    """Build and place everything, in the order of a batch's way; fill `cfg.facts` on it.
+    """Build the data, the model, the task and the optimizer, place them on the device, and fill in `cfg.facts`.
 
-    is_resumed: from a checkpoint, so that a file of weights to start from need not be there any more.
-    num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
-    read: of a run with the same rows, which are not read again. num_ranks: that train, on all machines, and share each batch.
-    Raises: RunnerError for data or a model that can't be had as the configuration says.
+    Args:
+        cfg: The checked configuration.
+        device: Where everything is placed.
+        is_resumed: Whether a checkpoint follows; the file of initial weights may be gone then.
+        num_processes: Processes that train on this machine and share its cores.
+        divide: Splits models across processes (None: they stay whole).
+        read: The data of a run with the same rows, which is not read again.
+        num_ranks: Processes that train, on all machines, and share each batch.
+
+    Raises:
+        RunnerError: The data, the model or the optimizer can't be built as the configuration says.
     """
     data = prepare_data(cfg, device, num_processes, read=read)
     parts = prepare_training(cfg, device, data, is_resumed=is_resumed, divide=divide, num_ranks=num_ranks)
@@ -119,7 +126,7 @@ def prepare_training(
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     facts = {**OPTIONAL_FACTS, **source.facts, "num_steps": num_steps}
     if (labels := data.splits.labels) is not None and source.classes and "class_counts" not in source.facts:
-        # of the training split as it is drawn: what is balanced already is not balanced twice
+        # as the sampler draws them, so that a balanced sampler and class weights don't both balance
         facts["class_counts"] = class_counts(validate.shared_data_settings(cfg)["sampler"], labels, source)
     fill_facts(cfg, facts)
     leave_out_unknown_facts(cfg, "task")
@@ -177,11 +184,11 @@ def _build_model(
     cfg: DictConfig, around: Preprocessing, device: torch.device, batches: Batches, *, is_resumed: bool
 ) -> tuple[nn.Module, Any, str]:
     """Return the model on the host, the task, and which weights it starts from."""
-    backends.seed_everything(cfg.seed)  # the weights depend only on the seed, not on earlier draws
+    backends.seed_everything(cfg.seed)  # weights depend only on the seed, not on what was drawn before
     with device if cfg.placement.init == "device" else nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
         model = build(node, key="model")
-    check_module(model, asked=(source := f"model._target_={node['_target_']}"))
+    check_module(model, source=(source := f"model._target_={node['_target_']}"))
     numbers = conversion_of(cfg)
     if numbers.dtype == torch.float64:
         model.double()
@@ -191,7 +198,7 @@ def _build_model(
     inner, prefix = _inner(model)
     if has_lazy(model):
         know_shapes(model, task, lambda: next(iter(batches.epoch(0))))
-    check_trains(inner, asked=source)
+    check_trains(inner, source=source)
     path, weights = shared.get("weights"), ""
     if path is not None and (not is_resumed or exists(Path(str(path)))):
         weights = load_weights(inner, str(path), strict=shared.get("strict", True))
@@ -311,7 +318,7 @@ def in_layers(model: nn.Module, around: Preprocessing) -> nn.Module:
 
 
 def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str, Any]:
-    """The model's node, with what the data needs around it."""
+    """Return the model's node together with the layers that the data needs around it."""
     if around.before is None and around.after is None:
         return node
     parts = {"before": around.before, "model": node, "after": around.after}
@@ -319,16 +326,17 @@ def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str,
 
 
 def best_of(cfg: DictConfig) -> Best:
-    """By what the weights of an epoch are kept, the training ends early, and a schedule may fall."""
+    """Return the metric that selects the best weights, and that early stopping and plateau schedules follow."""
     stopping = cfg.train.early_stopping
     metric = stopping.metric or "val/loss"
     return Best(metric, stopping.mode or ("max" if is_rising(metric) else "min"))
 
 
 def hooks_of(cfg: DictConfig) -> tuple[Hook, ...]:
-    """Functions are called with a View and their arguments; of a class an object is made, which is called with a View.
+    """Return the hooks: functions are called with a View and their arguments, objects of classes with a View.
 
-    Raises: RunnerError for what can't be had, or can't be called so.
+    Raises:
+        RunnerError: A hook can't be built, or can't be called with a View.
     """
     hooks = []
     for number, (node, at) in enumerate(hook_nodes(cfg)):

@@ -39,7 +39,7 @@ MAX_EVAL_BATCH, EVAL_MEMORY_SHARE = 2048, 0.25
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The data as the loop takes it, before there is a model."""
+    """A run's data, ready for the loop."""
 
     source: Source
     splits: Splits
@@ -50,7 +50,7 @@ class PreparedData:
 def prepare_data(
     cfg: DictConfig, device: torch.device, num_processes: int = 1, *, read: PreparedData | None = None
 ) -> PreparedData:
-    """The first half of prepare()."""
+    """Read, split and place the data: the first half of build.prepare()."""
     set_switches(cfg, device, num_processes)
     if read is None:
         shared, node = validate.shared_data_settings(cfg), in_precision(resolved(cfg, "data"), cfg)
@@ -64,7 +64,7 @@ def prepare_data(
 
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
-    """Set torch's switches and seeds: a custom data set may draw its examples."""
+    """Set torch's switches and seeds before the data is read, since a custom data set may draw random numbers."""
     settings = {
         name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in layers.LAYOUT_SETTINGS
     }
@@ -75,27 +75,27 @@ def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
 
 
 def conversion_of(cfg: DictConfig) -> Conversion:
-    """Return what the run's task needs of user-defined data; a custom task takes tensors as they are."""
+    """Return how user-defined data is converted for the run's task; a custom task gets its tensors unchanged."""
     task = locate(str(cfg.task._target_))
     return Conversion(number_type(cfg.train.precision), has_columns=getattr(task, "converts_data", False))
 
 
 def in_precision(node: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
-    """Return the data's node with the type of numbers that the runner's readers of files give."""
+    """Return the data's node; with fp64 the runner's file readers return float64."""
     target = str(node["_target_"])
     is_reader = target.startswith("runner.data.") and "dtype" in inspect.signature(locate(target)).parameters
     return {**node, "dtype": "float64"} if is_reader and cfg.train.precision == "fp64" else node
 
 
 def _of_known_length(source: Source, cfg: DictConfig) -> Source:
-    """A stream without a length lasts as long as the run, whose length must be set."""
+    """Give a stream without a length the length of the run, which must be set."""
     rows, num_steps = source.rows, cfg.train.num_steps
     if not isinstance(rows, OwnLoader) or rows.has_length:
         return source
     if num_steps is None:
         raise RunnerError(rows.no_length(f"data={source.name}", or_steps=True))
     rows.lasts(num_steps * cfg.train.accumulate_steps, batch_size=cfg.train.batch_size)
-    note = f"{type(rows.dataset).__name__} has no length: the run is one epoch, in which it begins again where it ends"
+    note = f"{type(rows.dataset).__name__} has no length: the run is one epoch, and the data starts over when it ends"
     return replace(source, notes=(*source.notes, note))
 
 
@@ -146,7 +146,7 @@ def batches_of(
     batches, why = load(
         rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training, sampler=sampler
     )
-    if source.finish is not None:  # a copy each: one is in training mode, the others are not
+    if source.finish is not None:  # one copy per split: only that of train is in training mode
         finish = place(copy.deepcopy(source.finish), device)
         if conversion.dtype == torch.float64:
             finish.register_forward_hook(lambda module, batch, finished: conversion.cast(finished))

@@ -1,6 +1,6 @@
-"""Checks a configuration before any work: reports every error at once, else returns the device and the reason for it.
+"""Checks a configuration before any work: reports every error at once, or returns the device and the reason for it.
 
-Called by all that trains, and by sweeps, `plan`, `lr-find` and `evaluate`; for commands that make no run it composes, too.
+Everything that trains calls it, and so do sweeps, `plan`, `lr-find` and `evaluate`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None
 
 
 def _path_problems(cfg: DictConfig) -> list[Problem]:
-    """Reports paths that are not on this machine; a custom data set may read addresses."""
+    """Return the errors of paths that don't exist here. Custom data sets are not checked: they may read URLs."""
     problems = path_problems("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
     keys = ["model.weights"]
     if validate.value(cfg, "data._target_") in PARTS:
@@ -194,9 +194,10 @@ def _of_val(names: Iterable[str]) -> list[str]:
 
 
 def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, Path]:
-    """The configuration, checked but for its device, and the folder that Hydra would give to a run of it.
+    """Return the composed configuration and the directory that Hydra would choose for its run.
 
-    Raises: RunnerError with everything that is wrong.
+    Raises:
+        RunnerError: With every error.
     """
     compose = composer(list(flags))
     with override_errors.explained(overrides, compose=compose, check=check_here):

@@ -1,4 +1,4 @@
-"""What the caller of a run knows of it: a sweep's slot, a search, a run that is repeated, a launcher."""
+"""What the caller of a run passes to it: a sweep's slot, a search's trial, the run that it repeats, the process that started it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContext:
-    """By default a run on its own, in a process that others may need."""
+    """The circumstances of a run. The defaults are those of a single run in a process that continues afterwards."""
 
     device: Choice | None = None  # chosen by a sweep's slot or by the process that launched this one
     checked: Checked | None = None  # if the configuration was checked already

@@ -77,7 +77,7 @@ class Run:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it has a checkpoint to continue from."""
+        """Whether it has a checkpoint to resume from."""
         return any((self.folder / CHECKPOINTS).glob("last*.pt"))
 
     @property

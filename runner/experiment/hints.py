@@ -1,6 +1,6 @@
-"""Finds likely errors in a finished run: one line each, with a figure, only if it is certain.
+"""Finds likely errors in a finished run, each in one line with a figure. A hint appears only if it is certain.
 
-A step knows nothing of them.
+The checks run after training and cost its steps nothing.
 """
 
 from __future__ import annotations

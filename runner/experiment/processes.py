@@ -1,7 +1,7 @@
-"""Several processes that train one run: which of them this is, their devices, how they meet, and what all but the first do.
+"""Trains one run in several processes: starts them, joins them to a group, and does the work of all ranks but the first.
 
-Unless torchrun or srun has started them, this process starts them, passes signals on to them, and sums up how they ended.
-It trains nothing itself then; each process that it starts runs rank.py.
+If torchrun or srun has not started them, this process starts them (rank.py), passes signals on, and reports how they ended. It
+does not train itself then.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ GRACE_SECONDS = 30.0  # for processes whose run has failed
 
 
 def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice], context: RunContext) -> Summary:
-    """Run in one new process for each device, and return the summary that they leave.
+    """Train in one new process per device, and return the summary that rank 0 writes.
 
     After a failure all are started again, at most `train.max_restarts` times. Signals are passed on to them; outside the
     main thread Python receives none.
 
-    Raises: RunnerError for errors that they find before the training.
+    Raises:
+        RunnerError: Errors that a process finds before the training.
     """
     if context.repetition is not None and context.repetition.check is not None:
         context.repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
@@ -167,7 +168,7 @@ def join(rank: RankInfo | None, choice: Choice) -> Ranks:
 
 
 def share_directory(ranks: Ranks, directory: Path, *, is_launched: bool) -> None:
-    """Send the run's directory to the other processes. is_launched: run_in_processes() has prepared it."""
+    """Send the run's directory to the other processes. is_launched: Whether run_in_processes() started this one."""
     if ranks.num > 1 and not is_launched:
         messages.forget(directory)  # of a part before: the others do not know the directory yet
     ranks.broadcast_object(str(directory.absolute()))
@@ -176,9 +177,9 @@ def share_directory(ranks: Ranks, directory: Path, *, is_launched: bool) -> None
 def prepare_in_turn(
     cfg: DictConfig, ranks: Ranks, device: torch.device, *, directory: Path, rank: RankInfo | None
 ) -> Parts:
-    """Build the parts, the first process before the others, so that only one downloads and prepares files.
+    """Build the parts, rank 0 before the others, so that only one process downloads and prepares files.
 
-    From then on each process draws its own numbers, the first one those of a run with one process.
+    Afterwards each process draws its own random numbers; rank 0 draws those of a run with one process.
     """
     divide = None
     if cfg.placement.strategy == "fsdp" and ranks.num > 1:
@@ -197,9 +198,10 @@ def prepare_in_turn(
 
 
 def follow(cfg: DictConfig, rank: RankInfo, choice: Choice) -> Summary:
-    """Train in a process that is not the first, and tracks nothing.
+    """Train as a rank other than the first, which tracks and prints nothing.
 
-    Raises: RunnerError for errors in the data and the model, as in the first process.
+    Raises:
+        RunnerError: Errors in the data and the model, as in the first process.
     """
     ranks = join(rank, choice)
     directory = Path(ranks.broadcast_object(""))

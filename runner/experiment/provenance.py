@@ -1,6 +1,6 @@
-"""Records what a run was made with: the commit of the current directory and its changes, installed packages, the user's files.
+"""Records what a run was made with: the current directory's commit and changes, installed packages, the user's files.
 
-For the run's record (reporter.py), `export`, and `reproduce`, `diff` and `try`, which compare.
+reporter.py and `export` write it; `reproduce`, `diff` and `try` compare it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Git:
 
 
 def git_state() -> Git | None:
-    """The commit that the current folder is at and what differs from it; None outside a repository. About 20 ms."""
+    """Return the current directory's commit and its uncommitted changes; None outside a repository. Takes 20 ms."""
     commit = run_git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -56,13 +56,13 @@ def git_state() -> Git | None:
 
 
 def remote() -> str | None:
-    """The URL of the repository that the current folder was cloned from, without credentials; None without one."""
+    """Return the URL of the remote `origin` without credentials, or None."""
     url = (run_git("config", "--get", "remote.origin.url") or "").strip()
     return re.sub(r"://[^/@]*@", "://", url) or None
 
 
 def diff_without_secrets(diff: str, uri: str = "") -> str:
-    """A diff without secrets and without the files that look like credentials, by name or content; each leaves a comment."""
+    """Return a diff without secrets. Files that look like credentials, by name or content, are replaced by a comment."""
     head, *files = re.split(r"(?m)^(?=diff --git )", diff)
     return without_password(head + "".join(map(_without_credentials, files)), uri)
 
@@ -77,23 +77,23 @@ def _without_credentials(diff: str) -> str:
 
 
 def digest(text: bytes) -> str:
-    """Of a file or a diff; short enough to be read aloud."""
+    """Return the first 16 hex digits of a SHA-256."""
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-#: the distributions that decide a run's numbers
+#: the distributions that affect a run's results
 DECIDING = ("torch", "numpy", "hydra-core", "omegaconf", "mlflow", "scikit-learn")
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide a run's numbers."""
+    """Return the versions of Python, this program and the packages that affect results."""
     installed = {name: _version(name) for name in DECIDING}
     return {"python": platform.python_version(), "runner": __version__, **installed}
 
 
 @functools.cache
 def environment() -> str:
-    """Python, the platform and every installed distribution, a line each; about 20 ms."""
+    """Return the text of environment.txt: Python, the platform and every installed distribution. Takes 20 ms."""
     installed = {f"{name}=={version}" for name, version in map(_named, metadata.distributions())}
     head = [f"python=={platform.python_version()}", f"# {platform.platform()}"]
     return "\n".join([*head, *sorted(installed, key=str.lower)]) + "\n"
@@ -112,25 +112,25 @@ TOGETHER = "together"
 
 
 def noted(notes: Mapping[str, str]) -> str:
-    """Format notes below such a text: the machine, the threads, the digests of the user's files."""
+    """Format notes for the end of environment.txt: the machine, the threads, the digests of the user's files."""
     return "".join(f"# {name}: {value}\n" for name, value in notes.items())
 
 
 def packages(environment: str) -> dict[str, str]:
-    """What such a text says: versions by distribution; names in small letters, with dashes."""
+    """Return the versions in an environment.txt by distribution; names are in lower case with dashes."""
     pairs = [line.partition("==") for line in environment.splitlines() if "==" in line and not line.startswith("#")]
     return {name.strip().lower().replace("_", "-"): version.strip() for name, _, version in pairs}
 
 
 def notes(environment: str) -> dict[str, str]:
-    """The `platform`, which is the first note of such a text, and what noted() has put behind it."""
+    """Return the notes in an environment.txt by name; the first one is the `platform`."""
     lines = [line.removeprefix("#").strip() for line in environment.splitlines() if line.startswith("#")]
     pairs = (line.partition(": ") for line in lines[1:])
     return {**({"platform": lines[0]} if lines else {}), **{name: value for name, colon, value in pairs if colon}}
 
 
 def fingerprints(files: Iterable[str]) -> dict[str, str]:
-    """Of those files of the current folder that can be read, by their paths from there."""
+    """Return the digests of files in the current directory by path; unreadable files are left out."""
     digests = {}
     for name in files:
         try:
@@ -158,7 +158,7 @@ def run_git(*arguments: str) -> str | None:
 
 
 def user_tags(cfg: DictConfig) -> dict[str, str]:
-    """The tags by name; in a list of names each has the text `true`."""
+    """Return the tags of `tracking.tags` by name; those of a list have the value `true`."""
     tags = OmegaConf.to_container(cfg.tracking.tags, resolve=True) if cfg.tracking.tags else {}
     named = tags if isinstance(tags, dict) else dict.fromkeys(tags or (), True)
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in named.items()}
@@ -166,5 +166,5 @@ def user_tags(cfg: DictConfig) -> dict[str, str]:
 
 
 def described(cfg: DictConfig, note: str) -> str:
-    """The user's description, with the note of the run or the sweep below it."""
+    """Return the user's description, followed by the note of the run or the sweep."""
     return "\n\n".join(filter(None, (without_password(cfg.tracking.description or ""), note)))

@@ -1,6 +1,6 @@
-"""Records a run in its journal: its start, its values, its model; values go to the screen, too, and images become files.
+"""Records a run in its journal: its start, its values and its model. Values also go to the screen, and images to files.
 
-Made by session.py. Points that can't be written yet wait here.
+session.py creates it. Points that can't be written yet wait here.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Reporter(Observer):
         return self._screen.training(num_steps=num_steps, num_epochs=num_epochs)
 
     def window(self, window: Window) -> None:
-        """The training's rows since the last window."""
+        """Record the training's rows since the last window."""
         self._add(window.names, window.steps, window.times_ms, window.values)
         rate, now_ms = window.num_steps / max(window.seconds, 1e-9), int(window.times_ms[-1])
         speed = {"speed/steps_per_second": rate, "speed/samples_per_second": rate * self._batch_size}
@@ -189,16 +189,17 @@ class Reporter(Observer):
         self._screen.window(window)
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
-        """The values of a whole split, at `step`."""
+        """Record the values of a whole split, at `step`."""
         self.metrics |= values
         new = {name: value for name, value in values.items() if step > self._last_steps.get(name, -1)}
         if new:
             self._add(tuple(new), np.array([step]), np.array([time_ms]), np.array([list(new.values())]))
 
     def settle(self) -> None:
-        """Write what waits to the disk at once.
+        """Write the waiting points to the disk.
 
-        Raises: OSError; it all waits on then, but for what the journal has all the same.
+        Raises:
+            OSError: The points keep waiting, unless the journal contains them already (UnsyncedError).
         """
         if not self._waiting:
             return
@@ -216,7 +217,7 @@ class Reporter(Observer):
             self._screen.say(f"tracking: {problem}; the run continues, and its journal keeps everything")
 
     def means(self) -> dict[str, float]:
-        """The means over the training's points since the last call."""
+        """Return the means over the training's points since the last call."""
         with self._lock:
             means = {name: total / self._num_rows for name, total in self._sums.items()}
             self._sums, self._num_rows = {}, 0
@@ -244,7 +245,7 @@ class Reporter(Observer):
 
 
 def _is_measured(name: str) -> bool:
-    """Whether it is a value of the run, and neither a speed nor a learning rate."""
+    """Whether it is a result, and neither a speed nor a learning rate."""
     return not name.startswith("speed/") and not is_rate(name)
 
 
@@ -301,7 +302,7 @@ def _tags(
 
 
 def data_digest(parts: Parts) -> str:
-    """The data's fingerprint, as far as MLflow takes one."""
+    """Return the data's fingerprint, cut to the length that MLflow accepts."""
     return parts.splits.fingerprint[:32]
 
 
@@ -324,9 +325,16 @@ def _called_with(parts: Parts) -> Any:
 
 
 def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: list[str] | None) -> dict[str, Any]:
-    """What the journal says of the run's model, see tracking.mlflow_model. example: the file with rows to try it with.
+    """Return the journal's event for the run's model, from which tracking.mlflow_model packages it.
 
-    dataset: name and digest (None: not known). Reads the journal whole, 0.1 s a million points.
+    Reads the whole journal: 0.1 s per million points.
+
+    Args:
+        folder: The run directory.
+        card: The model's card.
+        example: The file with example inputs, relative to the directory.
+        step: The step of its weights.
+        dataset: Name and digest (None: unknown).
     """
     node = card.model["model"] if card.model.get("_target_") == PREPARED else card.model
     return {

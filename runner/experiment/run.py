@@ -23,12 +23,13 @@ from runner.training.fit import fit
 
 
 def run(cfg: DictConfig, directory: Path, *, context: RunContext = RunContext()) -> Summary:
-    """Run one experiment, or continue the one in its directory, as the caller has made sure (directory.begin, runs.find.check).
+    """Run one experiment, or resume the one in its directory; the caller has checked which (directory.begin, runs.find.check).
 
     Returns:
-        What is in summary.json. A training that fails is a `status` there, not an exception.
+        The contents of summary.json. A training that fails is a `status` there, not an exception.
 
-    Raises: RunnerError with every error in the configuration or the data, before anything is tracked.
+    Raises:
+        RunnerError: With every error in the configuration or the data, before anything is tracked.
     """
     check_directory(directory, cfg)
     checked = context.checked or check_here(cfg, context=context)  # every error at once; else the devices, and why

@@ -135,9 +135,9 @@ class Session:
         self.screen.say(text)
 
     def end(self, result: Result, ranks: Ranks, *, shows: bool = True) -> None:
-        """Log the model, draw the plots and note the status. shows: whether there are a model and plots.
+        """Log the model, draw the plots and record the status. An error in this becomes the run's error.
 
-        What fails in it, e.g., in code of the model, is the run's error.
+        shows: Whether to log a model and draw plots.
         """
         self._result = result
         for finding in result.findings:

@@ -1,4 +1,4 @@
-"""The summary of a run: how it ended, in figures, and where its time went. Written to summary.json whole or not at all."""
+"""The summary of a run, in summary.json: how it ended, its last values, and where its time went."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MIN_SHOWN = 0.01
 
 @dataclass(frozen=True)
 class Summary:
-    """A run's result. The fields are the keys of summary.json; defaults are those of a run that never began."""
+    """A run's result. The fields are the keys of summary.json; the defaults are those of a run that never started."""
 
     status: str = ""  # finished, pruned, killed, failed or skipped; "" without a summary
     error: str | None = None

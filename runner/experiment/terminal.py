@@ -60,12 +60,12 @@ def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
 
 
 def row(label: str, text: str) -> str:
-    """A line with a label."""
+    """Return a line that begins with a label."""
     return f"{label:<8} {text}"
 
 
 def labeled(text: str) -> Text:
-    """A text whose label, if it has one (see row()), is bold."""
+    """Return a text in which the label of row() is bold."""
     shown = Text(text)
     if (label := LABEL.match(text)) is not None and text[8:9] == " ":
         shown.stylize("bold", 0, label.end())
@@ -73,7 +73,7 @@ def labeled(text: str) -> Text:
 
 
 def say(text: str) -> None:
-    """One or several lines, as they are, that hold names or errors from elsewhere."""
+    """Print text that may contain names or errors from elsewhere; control characters are spelled out."""
     print(harmless(text))
 
 
@@ -87,7 +87,7 @@ WIDTH = 10
 
 
 def readable(value: float) -> str:
-    """0.9832, 1,234.5, 6.285e+10, 1.000e-12, nan. What is not 1 is not shown as 1: an accuracy of 0.99999 stays one."""
+    """Format a number: 0.9832, 1,234.5, 6.285e+10, nan. Only 1 is shown as 1: an accuracy of 0.99999 keeps its digits."""
     size = abs(value)
     if not math.isfinite(value):
         return str(float(value))
@@ -101,7 +101,7 @@ def readable(value: float) -> str:
 
 
 def seconds(duration: float | None) -> str:
-    """8.41 s, 85 s, 12 min 5 s, 3 h 12 min."""
+    """Format a duration: 8.41 s, 85 s, 12 min 5 s, 3 h 12 min."""
     if duration is None:
         return ""
     if duration < 120:

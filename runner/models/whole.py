@@ -16,13 +16,13 @@ from runner.inspection import call_site
 from runner.inspection.tensor_names import TensorNames
 
 
-def check_module(model: object, *, asked: str) -> None:
+def check_module(model: object, *, source: str) -> None:
     """Raises: RunnerError for a model that torch can't train."""
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         problem = f"`_target_` makes a `{kind}`, which is not a `torch.nn.Module`"
         raise RunnerError.of(
-            asked, problem, f"make it `class {kind}(nn.Module)`, with `super().__init__()` first in `__init__`"
+            source, problem, f"make it `class {kind}(nn.Module)`, with `super().__init__()` first in `__init__`"
         )
 
 
@@ -67,7 +67,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         raise RunnerError.of("model", problem, f"use `{left[0].rpartition('.')[0]}` in forward, or remove it")
 
 
-def check_trains(model: nn.Module, *, asked: str) -> None:
+def check_trains(model: nn.Module, *, source: str) -> None:
     """Raises: RunnerError for a model without weights, or with unregistered ones, e.g., layers in a plain list.
 
     Unregistered weights would not be trained, saved or moved. A list or dict with a module that is also registered is a
@@ -87,11 +87,11 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
             called, instead = _instead(held)
             problem = f"torch can't see `{name.path}`, so it would not be trained or saved: `{holder}.{attribute}` is {called}"
             fix = f"write `self.{attribute} = {instead}` in `{holder}.__init__`, or `requires_grad_(False)` if it isn't trained"
-            problems.setdefault(f"{holder}.{attribute}", Problem(asked, problem, fix))
+            problems.setdefault(f"{holder}.{attribute}", Problem(source, problem, fix))
     refuse(problems.values())
     if not known:
         raise RunnerError.of(
-            asked, "the model has no parameters, so there is nothing to train", "use a model with layers"
+            source, "the model has no parameters, so there is nothing to train", "use a model with layers"
         )
 
 

@@ -75,14 +75,14 @@ class CarriedState:
         return [name for name, things in now.items() if things != [thing for thing, _ in self._begun.get(name, [])]]
 
     def _split(self) -> tuple[dict[str, Any], list[str]]:
-        found, unsaved = dict[str, Any](), list[str]()
+        saved, unsaved = dict[str, Any](), list[str]()
         for name, value in self._values():
             if marks(value) != self._begun.get(name):
                 try:
-                    found[name] = _saved(value, self._device)
+                    saved[name] = _saved(value, self._device)
                 except TypeError:
                     unsaved.append(name.rstrip("."))
-        return found, unsaved
+        return saved, unsaved
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         owners = {id(owner) for owner in self._owners.values()}
@@ -158,20 +158,20 @@ def reset_state(model: nn.Module, task: object) -> None:
 
 
 def _owners(model: nn.Module, task: object) -> dict[str, object]:
-    """The modules that are not torch's, the task, and the object whose method the task calls."""
-    found: dict[int, tuple[str, object]] = {}
+    """Return the model's modules other than torch's, the task, and the object whose method the task calls, by name."""
+    owners: dict[int, tuple[str, object]] = {}
     for name, part in {"model": model, "task": task, "task.function": getattr(task, "function", None)}.items():
         part = part.func if isinstance(part, partial) else part
         part = part.__self__ if isinstance(part, MethodType) else part
         for full_name, owner in part.named_modules(prefix=name) if isinstance(part, nn.Module) else [(name, part)]:
             is_torchs = isinstance(owner, nn.Module) and type(owner).__module__.startswith("torch.")
             if owner is not None and not is_torchs:
-                found.setdefault(id(owner), (full_name, owner))
-    return dict(found.values())
+                owners.setdefault(id(owner), (full_name, owner))
+    return dict(owners.values())
 
 
 def places(owner: object) -> Iterator[tuple[MutableMapping[str, Any], list[str]]]:
-    """Where an object has values, and their names."""
+    """Yield each mapping that holds an object's values, with the names of the values."""
     is_module = isinstance(owner, nn.Module)
     if isinstance(own := getattr(owner, "__dict__", None), dict):
         yield own, [name for name in own if not (name.startswith("__") or (is_module and name in MODULE_ATTRIBUTES))]
@@ -180,7 +180,7 @@ def places(owner: object) -> Iterator[tuple[MutableMapping[str, Any], list[str]]
 
 
 def _methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """What returns the whole state of an object, and what takes it."""
+    """Return the methods that save and load an object's whole state; None without them."""
     names = "state_dict", "load_state_dict"
     if isinstance(value, nn.Module):
         if type(value).get_extra_state is nn.Module.get_extra_state:
@@ -209,7 +209,7 @@ class _Same:
 
 
 def marks(value: Any) -> list[tuple[Any, Any]]:
-    """For each part of a value: what differs if it is replaced, and what differs if it changes in place."""
+    """Return for each part of a value a mark that differs if it is replaced, and one that differs if it changes in place."""
     if isinstance(value, STATELESS):
         return []
     if isinstance(value, Tensor):
@@ -233,17 +233,17 @@ def _has_opaque(value: Any) -> bool:
 
 def _digest(value: Any) -> str:
     """Return a hash of a pickled value, or an empty text if it can't be pickled."""
-    found = hashlib.sha256()
-    file: Any = SimpleNamespace(write=found.update)  # nothing is kept in memory
+    digest = hashlib.sha256()
+    file: Any = SimpleNamespace(write=digest.update)  # nothing is kept in memory
     try:
         pickle.Pickler(file, protocol=5).dump(value)
     except Exception:  # any object's own
         return ""
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _saved(value: Any, device: torch.device) -> Any:
-    """What a checkpoint holds. Raises: TypeError for what is not in one."""
+    """Return a value as a checkpoint stores it. Raises: TypeError for a type that is not saved."""
     if isinstance(value, Tensor):
         return value.detach() if value.device.type == device.type else {ON_HOST: value.detach()}
     if isinstance(value, dict):
@@ -263,7 +263,7 @@ def _saved(value: Any, device: torch.device) -> Any:
 
 
 def _loaded(now: Any, saved: Any, device: torch.device) -> Any:
-    """The value that was saved; the object that is there `now`, where it can take the value."""
+    """Return a saved value; the present object `now` if it can take the value in place."""
     if isinstance(now, torch.Generator):
         return now.set_state(saved[ON_HOST])
     if (methods := _methods(now)) is not None:

@@ -103,9 +103,9 @@ def evaluate(
             metric.reset()
     more = [torch.as_tensor(value, dtype=sums.dtype, device=sums.device) for value in gathered.values()]
     numbers = torch.cat([means, torch.stack(more)]) if more else means
-    found = dict(zip((*names, *gathered), numbers.tolist(), strict=True))
-    derived: Mapping[str, float] = getattr(task, "derived", dict)(found)
-    return {**found, **derived}
+    results = dict(zip((*names, *gathered), numbers.tolist(), strict=True))
+    derived: Mapping[str, float] = getattr(task, "derived", dict)(results)
+    return {**results, **derived}
 
 
 def _counted(item: Any) -> tuple[Any, int, int]:
@@ -141,7 +141,7 @@ class Evaluation:
         try:
             shared = self._share()
             with self._own_state():
-                found = evaluate(
+                values = evaluate(
                     parts.kept_model,
                     parts.task,
                     self._until_stopped(loader.epoch(0, shard=shared)),
@@ -158,7 +158,7 @@ class Evaluation:
                 parts.shards.let_go()
         self.seconds += time.perf_counter() - began
         self.times += split == "val"
-        return {f"{split}/{name}": value for name, value in found.items()}
+        return {f"{split}/{name}": value for name, value in values.items()}
 
     @contextmanager
     def _own_state(self) -> Iterator[None]:

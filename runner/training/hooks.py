@@ -58,11 +58,11 @@ class View:
 
     def batches(self, split: str = "val") -> Iterator[Any]:
         """The batches of `val` or `test` on the device, in order. Raises: ValueError for a split that doesn't exist."""
-        found = self._splits.get(split)
-        if found is None:
+        batches = self._splits.get(split)
+        if batches is None:
             there = [name for name, batches in self._splits.items() if batches is not None]
             raise ValueError(f"a hook has the batches of {' and '.join(there) or 'no split'}, not of {split}")
-        return iter(found.epoch(0))
+        return iter(batches.epoch(0))
 
 
 class Hooks:
@@ -91,7 +91,7 @@ class Hooks:
         due = [hook for hook in self._hooks if when in hook.at]
         if not due:
             return HookValues()
-        began, parts, found = time.perf_counter(), self._parts, HookValues()
+        began, parts, results = time.perf_counter(), self._parts, HookValues()
         generators, model = backends.generator_states(parts.device), parts.kept_model
         splits = {"val": parts.val, "test": parts.test}
         try:
@@ -99,20 +99,20 @@ class Hooks:
                 for hook in due:
                     model.eval()
                     model.zero_grad()  # a hook's gradients are not part of the next step
-                    known = {**values, **found.numbers}
+                    known = {**values, **results.numbers}
                     view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
-                    found = self._call_one(hook, view, found)
+                    results = self._call_one(hook, view, results)
         finally:
             backends.set_generator_states(generators, parts.device)
             self.seconds += time.perf_counter() - began
-        return found
+        return results
 
-    def _call_one(self, hook: Hook, view: View, found: HookValues) -> HookValues:
+    def _call_one(self, hook: Hook, view: View, results: HookValues) -> HookValues:
         try:
             shown = sorted_out(hook.call(view))
             _check_names(shown.numbers, view.when)
             self.stopped_by = self.stopped_by or (hook.name if shown.stop else "")
-            return found.with_(shown, taken=view.values.keys() | self._measured)
+            return results.with_(shown, taken=view.values.keys() | self._measured)
         except CODE_ERRORS as error:
             if self._must_work:
                 raise
@@ -120,7 +120,7 @@ class Hooks:
             log.error("hook %s failed at step %d\n%s", hook.name, view.step, traceback_of(error))
             problem = without_password(first_line(in_words(error)))
             self._say(f"hook:   {hook.name} failed at step {view.step:,}, and is not called any more: {problem}")
-            return found
+            return results
 
 
 def _check_names(names: Iterable[str], when: str) -> None:

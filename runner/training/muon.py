@@ -139,13 +139,13 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 
     Parameters that aren't called weight (positions, a class token) are not multiplied by anything.
     """
-    found: list[tuple[nn.Parameter, bool]] = []
+    weights: list[tuple[nn.Parameter, bool]] = []
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() >= 2 and parameter.requires_grad and "weight" in name:
-                found.append((parameter, isinstance(module, EMBEDDINGS)))
-    if not found:
+                weights.append((parameter, isinstance(module, EMBEDDINGS)))
+    if not weights:
         return set()
-    output = found[-1][0]
-    others = {parameter for parameter, is_embedding in found if is_embedding or parameter is output}
-    return {parameter for parameter, _ in found} - others
+    output = weights[-1][0]
+    others = {parameter for parameter, is_embedding in weights if is_embedding or parameter is output}
+    return {parameter for parameter, _ in weights} - others

@@ -122,7 +122,7 @@ def _grouped(
     matrices: set[nn.Parameter] | None = None,
 ) -> list[dict[str, Any]]:
     """Return parameter groups, the parameters without a match first; those without decay, and Muon's matrices, separately."""
-    found: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
+    by_settings: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     hits = [matching(group["match"], [name for name, _ in named], key="optimizer.groups") for group in groups]
     for index, group in enumerate(groups):
         check_settings(group, settings, f"optimizer.groups[{index}]")
@@ -134,9 +134,9 @@ def _grouped(
         is_matrix = matrices is not None and parameter in matrices
         if matrices is not None and group_index >= 0 and "muon" in groups[group_index]:
             is_matrix = bool(groups[group_index]["muon"]) and parameter.dim() >= 2
-        found.setdefault((group_index, not is_matrix, stays), []).append(parameter)
+        by_settings.setdefault((group_index, not is_matrix, stays), []).append(parameter)
     made = []
-    for (index, is_other, stays), parameters in sorted(found.items(), key=lambda item: item[0]):
+    for (index, is_other, stays), parameters in sorted(by_settings.items(), key=lambda item: item[0]):
         own = {key: value for key, value in groups[index].items() if key != "match"} if index >= 0 else {}
         own |= {"weight_decay": 0.0} if stays else {}
         own |= {"muon": not is_other} if matrices is not None else {}
@@ -192,8 +192,8 @@ def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "param
     Raises:
         RunnerError: If it matches nothing.
     """
-    found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
-    if not found:
+    matches = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+    if not matches:
         modules = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
         tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
         typed, ends = pattern.strip("*."), {name.rpartition(".")[2]: name for name in reversed([*modules, *names])}
@@ -201,7 +201,7 @@ def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "param
         fix = f"use {' or '.join(f'`{hit}`' for hit in hits) or f'a pattern of names that begin with {tops}'}"
         problem = f"`{pattern}` matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         raise RunnerError.of(f"{key}: {pattern}", problem, fix)
-    return found
+    return matches
 
 
 class Turns(Optimizer):

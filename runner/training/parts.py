@@ -1,4 +1,4 @@
-"""The parts of a training, built and on the device: made by experiment/build.py, used by everything that trains."""
+"""The parts of a training, built by experiment/build.py and placed on the device."""
 
 from __future__ import annotations
 

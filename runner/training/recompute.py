@@ -38,25 +38,25 @@ def recompute(model: nn.Module, patterns: Sequence[str], *, device: torch.device
         RunnerError: For a pattern that matches no module.
     """
     named = {name.removeprefix(prefix): module for name, module in model.named_modules() if name.removeprefix(prefix)}
-    found: set[str] = set()
+    chosen: set[str] = set()
     for pattern in patterns:
-        found |= matching(pattern, list(named), key="train.recompute", kind="module")
+        chosen |= matching(pattern, list(named), key="train.recompute", kind="module")
     for name, module in named.items():
         parents = {name[:at] for at, letter in enumerate(name) if letter == "."}
-        is_inner = any(parent in found and not isinstance(named[parent], CONTAINERS) for parent in parents)
-        if name in found and not is_inner and not isinstance(module, CONTAINERS):
+        is_inner = any(parent in chosen and not isinstance(named[parent], CONTAINERS) for parent in parents)
+        if name in chosen and not is_inner and not isinstance(module, CONTAINERS):
             _recompute(module, device)
 
 
 def repeated(model: nn.Module, *, prefix: str = "") -> str:
     """The pattern of a model's blocks: two or more children of one class, of the largest such container; "" without one."""
-    found = {
+    sizes = {
         f"{name.removeprefix(prefix)}.*": sum(1 for _ in module.modules())
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential) and name.removeprefix(prefix)
         if len(module) > 1 and len({type(child) for child in module}) == 1 and any(module[0].children())
     }
-    return max(found, key=lambda name: found[name], default="")
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def _recompute(module: nn.Module, device: torch.device) -> None:
@@ -123,8 +123,8 @@ def _as_before(
 
 
 def _attributes(module: nn.Module) -> Attributes:
-    found = [(each, place, names) for each in module.modules() for place, names in places(each)]
-    return [(each, place, {name: place[name] for name in names}) for each, place, names in found]
+    owned = [(each, place, names) for each in module.modules() for place, names in places(each)]
+    return [(each, place, {name: place[name] for name in names}) for each, place, names in owned]
 
 
 def _put_back(attributes: Attributes) -> None:
@@ -134,15 +134,15 @@ def _put_back(attributes: Attributes) -> None:
 
 def _generators(device: torch.device) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
     # not backends.generator_states: this runs in each step, and a plan would count its conversions as reads
-    found: list[Any] = [
+    generators: list[Any] = [
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
         (torch.get_rng_state, torch.set_rng_state),
     ]
     if device.type != "cpu" and hasattr(of_kind := getattr(torch, device.type), "get_rng_state"):
         at = () if device.type == "mps" else (device,)
-        found.append((partial(of_kind.get_rng_state, *at), lambda state: of_kind.set_rng_state(state, *at)))
-    return found
+        generators.append((partial(of_kind.get_rng_state, *at), lambda state: of_kind.set_rng_state(state, *at)))
+    return generators
 
 
 def _statistics(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:

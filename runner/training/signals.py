@@ -84,9 +84,9 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
 @contextmanager
 def collected() -> Iterator[list[signal.Signals]]:
     """Collect the signals of the block in order, instead of their effect."""
-    found: list[signal.Signals] = []
-    with _handled(lambda number, _: found.append(signal.Signals(number))):
-        yield found
+    received: list[signal.Signals] = []
+    with _handled(lambda number, _: received.append(signal.Signals(number))):
+        yield received
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def full_state(
     """
     carried = parts.carried.state()
     own = backends.generator_states(parts.device), snapshot(carried) if ranks.num > 1 else carried
-    generators, carried_by = zip(*found, strict=True) if (found := ranks.gather(own)) else ((), ())
+    generators, carried_by = zip(*gathered, strict=True) if (gathered := ranks.gather(own)) else ((), ())
     return {
         "format": 3,
         "experiment": dict(experiment),

@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Shown:
-    """Some rows, with their inputs: the worst ones first."""
+    """Some examples with their inputs, the worst first."""
 
     inputs: Floats  # (K, ...)
     predictions: Floats  # (K, C) or (K, T)
@@ -30,7 +30,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Plane:
-    """The predictions all over the plane of a model's two inputs, and some rows on it."""
+    """A model's predictions on a grid over its two inputs, and some examples."""
 
     x: Floats  # (G,)
     y: Floats  # (G,)

@@ -173,7 +173,7 @@ class _Events:
 
     def seconds_a_step(self) -> float | None:
         """Seconds per step; None if the events are not over, or after a CUDA error."""
-        paused = [found for found in self._found if found[3]] or self._found
+        paused = [each for each in self._found if each[3]] or self._found
         if not paused:
             return None
         try:

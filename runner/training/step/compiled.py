@@ -200,8 +200,8 @@ def _trace_backward() -> None:
 
 
 def _compiling_errors() -> type[Exception]:
-    found: type[Exception] = torch_private.dynamo_errors.TorchDynamoException
-    return found
+    kind: type[Exception] = torch_private.dynamo_errors.TorchDynamoException
+    return kind
 
 
 def check_compiler(error: BaseException) -> None:

@@ -191,8 +191,8 @@ class OnDevice:
         at_once = num if is_aligned and self._data.most_at_once(sum(sizes)) >= num else 1
         steps = []
         for _ in range(0, num, at_once):
-            found = self._data.batches(self._gather(sizes, at_once), sizes * at_once)
-            steps += [found[at : at + len(sizes)] for at in range(0, len(found), len(sizes))]
+            batches = self._data.batches(self._gather(sizes, at_once), sizes * at_once)
+            steps += [batches[at : at + len(sizes)] for at in range(0, len(batches), len(sizes))]
         return steps
 
     def _bring_numbers(self, num: int) -> None:

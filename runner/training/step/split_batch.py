@@ -93,7 +93,7 @@ def explain(error: BaseException, parts: Parts, settings: Settings, *, num_proce
     """
     is_captured = settings.train.cuda_graph
     may_split = settings.train.on_oom != "split" and num_processes == 1 and not is_captured
-    said = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
+    message = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
     weights = num_bytes(parts.model.state_dict())
     taken = {
         "weights": weights + (num_bytes(parts.average.model.state_dict()) if parts.average else 0),
@@ -108,4 +108,6 @@ def explain(error: BaseException, parts: Parts, settings: Settings, *, num_proce
     fix += ["train.precision=bf16"] if parts.precision.name == "fp32" else []
     fix += ["data.residency=stream"] if taken["data set"] > weights and not is_captured else []
     fix = fix or ["a smaller model"]
-    return f"out of memory on {parts.device}: {said} There: {named}; the rest is activations. Write {' or '.join(fix)}"
+    return (
+        f"out of memory on {parts.device}: {message} There: {named}; the rest is activations. Write {' or '.join(fix)}"
+    )
