@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args
 
 from runner.config.identity import as_typed
@@ -29,15 +30,18 @@ class Check:
     #: values that a refused one may mean
     near: Callable[[Any], Iterable[Any]] = lambda value: ()
     choices: tuple[Any, ...] = ()
+    #: the errors of a value, where they need more than the sentence
+    explain: Callable[[Any], list[Problem]] | None = None
 
     def problems(self, value: Any, key: str, usual: Any = None) -> list[Problem]:
         """Return the error of a value, or nothing. usual: The argument's default, which is suggested if it is valid."""
         if self.accepts(value):
             return []
+        if self.explain is not None:
+            return self.explain(value)
         ways = [*self.near(value)] or [_typed(usual) if self.accepts(usual) else self.example]
-        return [
-            Problem.suggest(f"{key}={_typed(value)}", f"`{key}` must be {self.valid}", [f"{key}={way}" for way in ways])
-        ]
+        typed = [f'"{key}={way}"' if "'" in str(way) else f"{key}={way}" for way in ways]
+        return [Problem.suggest(f"{key}={_typed(value)}", f"`{key}` must be {self.valid}", typed)]
 
 
 def _typed(value: Any) -> Any:
@@ -54,8 +58,9 @@ def one_of(choices: Iterable[Any]) -> Check:
     return Check(lambda value: value in known.values(), f"one of {', '.join(known)}", "", near, tuple(known.values()))
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
+def at_least(least: int) -> Check:
+    """Return the check of a whole number."""
+    return Check(lambda value: type(value) is int and value >= least, f"a whole number, {least} or more", "64")
 
 
 def _is_number(value: Any) -> bool:
@@ -63,14 +68,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_count, value))
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(COUNT.accepts, value))
 
 
 def _as_one(value: Any) -> list[str]:
     return [f"[{value}]"] if str(value).isdecimal() else []
 
 
-COUNT = Check(_is_count, "a whole number, 1 or more", "64")
+COUNT = at_least(1)
 Count = Annotated[int, COUNT]
 Positive = Annotated[float, Check(lambda value: _is_number(value) and value > 0, "more than 0", "1.0")]
 SHARE = Check(
@@ -87,14 +92,16 @@ def argument_problems(target: Callable[..., Any], values: Mapping[str, Any], key
 
     Args:
         target: The class or function.
-        values: Its arguments. A `${...}` is checked when it is resolved, ??? is reported as missing, and null may be the default.
+        values: Its arguments. A `${...}` is checked when it is resolved, ??? is reported as missing, and null may be the
+            default, or one of the annotation's types.
         key: The key above them.
     """
     problems: list[Problem] = []
     for name, argument in inspect.signature(target, eval_str=True).parameters.items():
         checks, value = checks_of(argument.annotation), values.get(name)
-        if checks and name in values and not (value is None and argument.default is None):
-            is_later = value == "???" or "${" in str(value)
+        may_be_null = argument.default is None or NoneType in get_args(argument.annotation)
+        if checks and name in values and not (value is None and may_be_null):
+            is_later = any(mark in str(value) for mark in ("???", "${"))
             for check in checks if not is_later else ():
                 problems += check.problems(value, f"{key}.{name}", argument.default)
     return problems
@@ -140,9 +147,3 @@ def choice(value: Any, choices: Iterable[Any], *, key: str) -> Any:
     """Return one of the choices. Raises: RunnerError with the nearest."""
     refuse(one_of(choices).problems(value, key))
     return value
-
-
-def count(value: Any, *, key: str, example: int = 64) -> int:
-    """Return a whole number, 1 or more. Raises: RunnerError."""
-    refuse(COUNT.problems(value, key, example))
-    return int(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.config.checks import no_such_file
+from runner.config.checks import checked, no_such_file
 from runner.config.packages import not_installed
-from runner.data.conversion import Called, Conversion, to_inputs
+from runner.data.conversion import Called, Conversion, Kind, to_inputs
 from runner.data.source import GIVEN, Source, from_arrays
-from runner.data.vision.augment import augmented
+from runner.data.vision.augment import Augmentations, augmented
 from runner.data.vision.images import normalised
 from runner.errors import Problem, RunnerError, at_once, first_line, nearest
 
@@ -31,15 +31,16 @@ IMAGE_DIMS = 4  # (N, C, H, W)
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 
 
+@checked("data")
 def arrays(
     path: str,
     inputs: str = "x",
     *,
     targets: str = "y",
     targets_path: str | None = None,
-    kind: str = "auto",
+    kind: Kind = "auto",
     float_inputs: bool = True,
-    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    augment: Augmentations = None,
     dtype: str = "float32",
 ) -> Source:
     """Return the arrays `inputs` (N, ...) and `targets` (N,) or (N, T) of a file.

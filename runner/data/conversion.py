@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from runner.config.checks import choice
+from runner.config.checks import one_of
 from runner.device.placement import map_tensors, tensors
 from runner.errors import RunnerError, first_line
 
-KINDS = ("auto", "classification", "regression")
+Kind = Annotated[str, one_of(("auto", "classification", "regression"))]
 #: what errors and notes call the parts of a pair
 PAIR = ("the inputs", "the targets")
 REGRESSION = "floats for a regression (`data.kind=regression` for a file)"
@@ -69,7 +69,6 @@ def to_targets(
     kind: classification, regression, or auto (floats are numbers, all else is classes). Any integers or texts are classes,
     numbered from 0 in sorted order, or as in `like`, the names of another split.
     """
-    choice(kind, KINDS, key="data.kind")
     array = _rows_of(values, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":

@@ -14,16 +14,13 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors, validate
 from runner.config.allowed import PARTS
 from runner.config.compose import composer, name_data
-from runner.config.instantiate import arguments
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import USUAL, split_settings
 from runner.config.schema import PRECISIONS, SHARED
-from runner.data.vision.augment import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe
 from runner.device.choose import device_of_process, devices_of_processes
 from runner.distributed.environment import rank_here
@@ -106,7 +103,6 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
                 problems += validate.setting_problems(OmegaConf.create({**USUAL[key], **shared}), SHARED[key], key)
     problems += (
         _path_problems(cfg)
-        + _augment_problems(cfg)
         + hook_problems(cfg)
         + turn_problems(cfg)
         + metric_problems(cfg)
@@ -142,16 +138,6 @@ def _path_problems(cfg: DictConfig) -> list[Problem]:
         paths = [value] if isinstance(value, str) else value if OmegaConf.is_list(value) else []
         problems += [problem for path in paths for problem in path_problems(key, str(path))]
     return problems
-
-
-def _augment_problems(cfg: DictConfig) -> list[Problem]:
-    augment, target = validate.value(cfg, "data.augment"), validate.value(cfg, "data._target_")
-    if augment is None or target not in PARTS or "augment" not in (arguments(target) or ()):
-        return []  # an argument that the data doesn't take is reported already
-    with suppress(OmegaConfBaseException):  # and so is a missing value
-        plain = OmegaConf.to_container(augment, throw_on_missing=True) if OmegaConf.is_config(augment) else augment
-        return _problems_of(strengths_of, plain)
-    return []
 
 
 def _problems_of(call: Callable[..., object], *arguments: Any, **settings: Any) -> list[Problem]:

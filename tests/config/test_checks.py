@@ -4,8 +4,9 @@ from inspect import signature
 from typing import Annotated
 
 import pytest
-from refused import problems_of
+from refused import problems_in, problems_of
 
+from runner.cli.dispatch import main
 from runner.config.allowed import PARTS
 from runner.config.checks import COUNT, SHARE, WIDTHS, Count, Share, argument_problems, one_of
 from runner.config.instantiate import locate, problems
@@ -70,3 +71,11 @@ def test_missing_values_and_lists_are_left_to_other_checks():
 @pytest.mark.parametrize("target", PARTS)
 def test_signature_of_every_part_can_be_read(target):
     assert argument_problems(locate(target), {}, "key") == []
+
+
+def test_bad_arguments_of_all_groups_are_reported_together(capsys):
+    bad = ["data=images", "data.path=.", "data.mode=grey", "data.augment=[flop]", "data.decode=never", "model=cnn"]
+    assert main([*bad, "model.dropout=2", "model.widths=3", "train.batch_sise=1", "--json"]) == 2
+    sources = {problem.source for problem in problems_in(capsys.readouterr().out)}
+    assert sources >= {"data.mode=grey", "data.augment.flop=True", "data.decode=never", "model.dropout=2"}
+    assert sources >= {"model.widths=3", "train.batch_sise=1"}

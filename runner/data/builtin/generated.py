@@ -9,18 +9,18 @@ playground.tensorflow.org (github.com/tensorflow/playground, dataset.ts).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import choice
+from runner.config.checks import WIDTHS, Check, Count, at_least, checked, one_of
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Preprocessing, Source, facts_of
-from runner.data.vision.augment import augmented
-from runner.errors import RunnerError, at_once
+from runner.data.vision.augment import Augmentations, augmented
+from runner.errors import RunnerError
 
 #: the shape of each digit, 12 points
 TEMPLATES = (
@@ -46,15 +46,14 @@ SHEAR = 0.75  # of the random slope, from -0.375 to 0.375 over a signal
 NUM_CLASSES = len(TEMPLATES)
 
 
-def mnist1d(num_rows: int = 4000, num_test_rows: int = 1000, *, seed: int = 0) -> Source:
+@checked("data")
+def mnist1d(
+    num_rows: Annotated[int, at_least(10)] = 4000, num_test_rows: Annotated[int, at_least(10)] = 1000, *, seed: int = 0
+) -> Source:
     """Return signals (num_rows, 1, 40) of 10 classes, and a test split.
 
     The classes are of equal size over both splits. The training rows have a mean of 0 and a standard deviation of 1.
     """
-    at_once(
-        lambda: _check_at_least(10, num_rows, key="data.num_rows", example="4000"),
-        lambda: _check_at_least(10, num_test_rows, key="data.num_test_rows", example="1000"),
-    )
     draw = generator(seed, ROWS)
     classes = torch.randperm(num_rows + num_test_rows, generator=draw) % NUM_CLASSES
     signals = make_signals(classes, draw)
@@ -129,48 +128,50 @@ FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def _are_features(names: object) -> bool:
+    return isinstance(names, Sequence) and not isinstance(names, str) and bool(names) and set(names) <= set(FEATURES)
+
+
+FeatureNames = Annotated[Sequence[str], Check(_are_features, f"a list of {', '.join(FEATURES)}", "[x1,x2]")]
+
+
 class Features(nn.Module):
     """Compute a column for each name. It is a layer, so that the trained model takes plain points."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: FeatureNames) -> None:
         super().__init__()
-        self.names = check_features(names, key="features")
+        self.names = list(names)
 
     def forward(self, points: Tensor) -> Tensor:  # (B, 2) -> (B, features)
         x1, x2 = points.unbind(1)
         return torch.stack([FEATURES[name](x1, x2) for name in self.names], 1)
 
 
-def check_features(names: Any, *, key: str) -> list[str]:
-    """Return the names. Raises: RunnerError for unknown ones."""
-    if isinstance(names, str) or not isinstance(names, Sequence) or not names or set(names) - set(FEATURES):
-        problem = f"`{key}` must be a list of {', '.join(FEATURES)}"
-        raise RunnerError.suggest(f"{key}={names}", problem, [f"{key}=[x1,x2]"])
-    return list(names)
-
-
 RADIUS = 5.0
 
 
+NOISE_SHARE = Check(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 0.5,
+    "0 to 0.5",
+    "0.1",
+    lambda value: ["0.1"],
+)
+
+
+@checked("data")
 def playground(
-    shape: str = "spiral",
-    num_rows: int = 1000,
+    shape: Annotated[str, one_of(("circle", "xor", "gauss", "spiral", "rings"))] = "spiral",
+    num_rows: Annotated[int, at_least(2)] = 1000,
     *,
-    noise: float = 0.0,
-    features: Sequence[str] = ("x1", "x2"),
+    noise: Annotated[float, NOISE_SHARE] = 0.0,
+    features: FeatureNames = ("x1", "x2"),
     seed: int = 0,
 ) -> Source:
     """Return points (num_rows, 2) within about 6 of the origin in two classes of equal size (of xor: by chance).
 
     noise: 0 to 0.5, of the points, or of the border (circle, xor). features: the model's inputs, which a layer computes.
     """
-    names, *_ = at_once(
-        lambda: check_features(features, key="data.features"),
-        lambda: choice(shape, SHAPES, key="data.shape"),
-        lambda: _check_noise(noise),
-        lambda: _check_at_least(2, num_rows, key="data.num_rows", example="1000"),
-    )
-    draw = generator(seed, ROWS)
+    names, draw = list(features), generator(seed, ROWS)
 
     def uniform(count: int, low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, generator=draw, dtype=torch.float64)
@@ -188,11 +189,6 @@ def playground(
         classes=("negative", "positive"),
         around=None if names == ["x1", "x2"] else lambda train_rows: around,
     )
-
-
-def _check_noise(noise: Any) -> None:
-    if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
-        raise RunnerError.suggest(f"data.noise={noise}", "`data.noise` must be 0 to 0.5", ["data.noise=0.1"])
 
 
 Uniform = Callable[[int, float, float], Tensor]
@@ -258,26 +254,27 @@ SHAPES: dict[str, Callable[[int, float, Uniform, torch.Generator], Points]] = {
 ANSWER_NOISE = 0.1
 
 
+SIZES = Check(lambda shape: bool(shape) and WIDTHS.accepts(shape), "a list of sizes, 1 or more each", "[1,8,8]")
+
+
+@checked("data")
 def synthetic(
-    num_rows: int = 60_000,
-    num_features: int | None = None,
+    num_rows: Count = 60_000,
+    num_features: Count | None = None,
     *,
-    shape: Sequence[int] | None = (1, 8, 8),
-    num_classes: int | None = 10,
+    shape: Annotated[Sequence[int], SIZES] | None = (1, 8, 8),
+    num_classes: Annotated[int, at_least(2)] | None = 10,
     seed: int = 0,
-    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    augment: Augmentations = None,
 ) -> Source:
     """Return normal inputs, (num_rows, *shape), and the answers of a random linear teacher, with a little noise.
 
     num_features: the length of a row, instead of `shape`. num_classes: None for a regression on the answer itself.
     """
     size = [num_features] if num_features is not None else list(shape or ())
-    key, example = ("data.num_features", "64") if num_features is not None else ("data.shape", "[1,8,8]")
-    at_once(
-        lambda: _check_at_least(1, num_rows, key="data.num_rows", example="10"),
-        lambda: _check_at_least(1, *(size or [0]), key=key, example=example),
-        lambda: _check_at_least(2, 2 if num_classes is None else num_classes, key="data.num_classes", example="10"),
-    )
+    if not size:
+        problem = "`data.shape` and `data.num_features` are null, so that rows have no numbers"
+        raise RunnerError.suggest("data.shape=null", problem, ["data.shape=[1,8,8]", "data.num_features=64"])
     draw = generator(seed, ROWS)
     inputs = torch.randn(num_rows, *size, generator=draw)
     width = math.prod(size)
@@ -294,9 +291,3 @@ def synthetic(
         classes=tuple(map(str, range(num_classes or 0))),
     )
     return augmented(source, augment)
-
-
-def _check_at_least(least: int, *values: Any, key: str, example: str) -> None:
-    if any(type(value) is not int or value < least for value in values):
-        shown = f"[{','.join(map(str, values))}]" if example.startswith("[") else values[0]
-        raise RunnerError.suggest(f"{key}={shown}", f"`{key}` must be {least} or more", [f"{key}={example}"])

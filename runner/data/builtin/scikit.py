@@ -5,23 +5,23 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib.util
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
 
+from runner.config.checks import checked, one_of
 from runner.data.source import Source, facts_of, from_arrays
 from runner.data.tables.encoder import Column, Columns, TableTarget, reader_node
 from runner.data.tables.table import fit
-from runner.data.vision.augment import augmented
-from runner.errors import RunnerError, nearest
+from runner.data.vision.augment import Augmentations, augmented
 
 
-def digits(augment: Mapping[str, Any] | Sequence[Any] | None = None) -> Source:
+@checked("data")
+def digits(augment: Augmentations = None) -> Source:
     """Return images (1797, 1, 8, 8) in 0..1 and classes 0..9 (UCI optical recognition of handwritten digits)."""
     # (1797, 65): 64 pixels in 0..16, then the class
     rows = np.loadtxt(shipped("digits.csv.gz"), delimiter=",", dtype=np.uint8)
@@ -74,16 +74,12 @@ SETS = {
 }
 
 
-def scikit(which: str, dtype: str = "float32") -> Source:
+@checked("data")
+def scikit(which: Annotated[str, one_of(SETS)], dtype: str = "float32") -> Source:
     """Return breast_cancer (569 rows, 30 numbers, 2 classes), diabetes (442, 10, a regression), iris (150, 4, 3) or wine (178, 13, 3).
 
     A layer in front of the model scales the values, fitted on the training split, and one behind it scales a regression back.
     """
-    if which not in SETS:
-        ways = [f"data={hit}" for hit in nearest(str(which), SETS) or SETS]
-        raise RunnerError.suggest(
-            f"data.which={which}", f"there is no data set `{which}`; there are {', '.join(SETS)}", ways
-        )
     found = SETS[which]
     values = _numbers(found.file, skip=bool(found.classes))
     if found.classes:

@@ -8,21 +8,31 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runner.config.checks import choice, count
+from runner.config.checks import Count, checked, one_of
 from runner.data.conversion import BatchDataset, Called, to_floats, to_targets
 from runner.data.hub.load import IMAGE, TEXT, HubColumns, choose_columns, form_of, listed, load_tables
 from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
 from runner.data.tables.choose import holds_dates
-from runner.data.vision.augment import augmented
-from runner.data.vision.dataset import CHANNELS, Encoded, checked_size, decoded_at_once, is_decoded_once, same_size
+from runner.data.vision.augment import Augmentations, augmented
+from runner.data.vision.dataset import (
+    CHANNELS,
+    Decode,
+    Encoded,
+    Mode,
+    Size,
+    decoded_at_once,
+    is_decoded_once,
+    same_size,
+    sides_of,
+)
 from runner.data.vision.images import normalised, read_images
 from runner.errors import RunnerError, nearest
 
@@ -35,6 +45,7 @@ FINGERPRINT_ROWS, BLOCK = 64, 4096
 BETWEEN = "\n"
 
 
+@checked("data")
 def huggingface(
     path: str,
     subset: str | None = None,
@@ -43,13 +54,13 @@ def huggingface(
     data_files: str | Sequence[str] | Mapping[str, Any] | None = None,
     inputs: str | Sequence[str] | None = None,
     target: str | None = None,
-    kind: str = "auto",
-    size: int | Sequence[int] | None = None,
-    mode: str = "rgb",
+    kind: Annotated[str, one_of(("auto", "classification", "regression", "language"))] = "auto",
+    size: Size | None = None,
+    mode: Mode = "rgb",
     tokenizer: str = "bytes",
-    context_length: int = 256,
-    decode: str = "auto",
-    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    context_length: Count = 256,
+    decode: Decode = "auto",
+    augment: Augmentations = None,
     like: Mapping[str, Any] | None = None,
     dtype: str = "float32",
 ) -> Source:
@@ -70,11 +81,10 @@ def huggingface(
     columns = choose_columns(
         tables["train"].features, **{name: known.get(name, value) for name, value in wanted.items()}
     )
-    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
-    sides, dtype = checked_size(known.get("size", size)), known.get("dtype", dtype)
+    mode, sides, dtype = known.get("mode", mode), sides_of(known.get("size", size)), known.get("dtype", dtype)
     tokens = None
     if columns.form == TEXT:
-        length = count(known.get("context_length", context_length), key="data.context_length", example=256)
+        length = known.get("context_length", context_length)
         entries = known["entries"] if known else entries_of(tokenizer)
         # one more in a language, for what follows the last token
         tokens = TextRows(entries, length + (columns.target is None), asked=f"data.tokenizer={tokenizer}")

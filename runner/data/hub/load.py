@@ -12,7 +12,6 @@ from runner.config.checks import choice
 from runner.config.packages import not_installed
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
 
-KINDS = ("auto", "classification", "regression", "language")
 #: readers of files that data.path may name. The library has others, some of which read pickles, which can run code.
 BUILDERS = ("csv", "json", "parquet", "arrow", "text")
 BY_ENDING = {".tsv": "csv", ".jsonl": "json", ".txt": "text"} | {f".{name}": name for name in BUILDERS[:4]}
@@ -170,7 +169,6 @@ class HubColumns:
 
 def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target: str | None, kind: str) -> HubColumns:
     """Choose columns by a table's features. Raises: RunnerError with the columns of the table."""
-    choice(kind, KINDS, key="data.kind")
     forms = {name: form_of(feature) for name, feature in features.items()}
     named = [inputs] if isinstance(inputs, str) else list(inputs or ())
     for key, names in (("inputs", named), ("target", [target] if target else [])):

@@ -11,17 +11,17 @@ import glob
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.config.checks import choice, count, no_such_file
+from runner.config.checks import Count, checked, no_such_file, one_of
 from runner.config.packages import not_installed
 from runner.data.source import Source
-from runner.errors import RunnerError, at_once, first_line, nearest
+from runner.errors import RunnerError, first_line, nearest
 
 Tokens = NDArray[Any]  # (N,) whole numbers
 CHARACTERS, BYTES = KINDS = ("characters", "bytes")
@@ -218,7 +218,7 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
     return found
 
 
-WINDOWS = ("random", "sequential")
+Windows = Annotated[str, one_of(("random", "sequential"))]
 
 
 class TokenWindows(nn.Module):
@@ -258,12 +258,8 @@ def num_windows(num_tokens: int, context_length: int) -> int:
     return (num_tokens - 1) // context_length
 
 
-def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: str) -> None:
-    """Raise a RunnerError for settings that are not valid, or a text that is too short for them."""
-    at_once(
-        lambda: choice(windows, WINDOWS, key="data.windows"),
-        lambda: count(context_length, key="data.context_length", example=256),
-    )
+def check_windows(context_length: int, *, num_tokens: int, path: str) -> None:
+    """Raise a RunnerError for a text that is too short for a window."""
     if num_windows(num_tokens, context_length) < 1:
         problem = f"`{path}` has {num_tokens:,} tokens, and a window needs {context_length + 1:,} (with the next token)"
         fits = f"use `data.context_length={max(1, num_tokens // 20)}`, or a" if num_tokens > 1 else "use a"
@@ -284,12 +280,13 @@ def facts_of_tokens(vocab_size: int, context_length: int, *, bytes_per_token: fl
 READER = "runner.data.TextReader"
 
 
+@checked("data")
 def text(
     path: str | Sequence[str],
     *,
     tokens: str = "characters",
-    context_length: int = 256,
-    windows: str = "random",
+    context_length: Count = 256,
+    windows: Windows = "random",
     like: dict[str, Any] | None = None,
 ) -> Source:
     """Return windows of `context_length` tokens and the tokens that follow. The text's last parts are the other splits.
@@ -308,7 +305,7 @@ def text(
         found, context_length = vocabulary(like["tokens"], like["entries"]), like["context_length"]
     parts = [found.encode(content, asked=f"data.path={file}") for file, content in zip(files, contents, strict=True)]
     numbers = np.concatenate(parts)
-    check_windows(context_length, windows, num_tokens=len(numbers), path=shown)
+    check_windows(context_length, num_tokens=len(numbers), path=shown)
     unit = found.kind if found.kind != "tokenizer" else f"tokens of {found.size:,} kinds"
     return Source(
         "text",

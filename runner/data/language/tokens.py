@@ -7,18 +7,19 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.config.checks import choice
+from runner.config.checks import Count, checked, one_of
 from runner.data.conversion import BatchDataset
 from runner.data.language.text import (
     CHARACTERS,
     Vocabulary,
+    Windows,
     check_windows,
     facts_of_tokens,
     find_files,
@@ -32,7 +33,7 @@ from runner.data.source import Source
 from runner.errors import RunnerError, first_line
 
 ENDINGS = (".bin", ".npy")
-DTYPES = ("uint8", "uint16", "uint32")
+Dtype = Annotated[str, one_of(("uint8", "uint16", "uint32"))]
 READER = "runner.data.TokensReader"
 #: the number and size of the evenly spread blocks that a fingerprint reads
 FINGERPRINT_BLOCKS, FINGERPRINT_BYTES = 256, 2**14
@@ -100,7 +101,7 @@ class TokenFile:
             self.tokens = _mapped_npy(file, setting)
             self.dtype = self.tokens.dtype.name
             return
-        self.dtype = choice(dtype or (self.note.dtype if self.note else "uint16"), DTYPES, key="data.dtype")
+        self.dtype = dtype or (self.note.dtype if self.note else "uint16")
         width = np.dtype(self.dtype).itemsize
         if size == 0 or size % width:
             problem = f"`{file.name}` has {size:,} bytes, and a {self.dtype} token has {width}"
@@ -200,13 +201,14 @@ class ChunkWindows(nn.Module):
         return shifted(chunks.gather(1, starts[:, None] + self.steps))
 
 
+@checked("data")
 def tokens(
     path: str,
     *,
-    vocab_size: int | None = None,
-    context_length: int = 1024,
-    windows: str = "random",
-    dtype: str | None = None,
+    vocab_size: Count | None = None,
+    context_length: Count = 1024,
+    windows: Windows = "random",
+    dtype: Dtype | None = None,
     tokenizer: str | None = None,
     like: dict[str, Any] | None = None,
 ) -> Source:
@@ -223,7 +225,7 @@ def tokens(
         vocab_size, context_length = like["vocab_size"], like["context_length"]
     words = _vocabulary(file.note, tokenizer)
     size = _vocab_size(vocab_size, greatest, words)
-    check_windows(context_length, windows, num_tokens=len(file.tokens), path=path)
+    check_windows(context_length, num_tokens=len(file.tokens), path=path)
     is_random = windows == "random"
     return Source(
         "tokens",

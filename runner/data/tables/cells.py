@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from runner.errors import Problem, refuse
+from runner.config.checks import Check
 
 #: texts that mark a missing value
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NaT", "null", "NULL", "None", "<NA>", "#N/A", "?")
@@ -88,26 +88,37 @@ class Form:
 def form_of(
     decimal: str = ".", header: bool = True, date_format: str | Sequence[str] | None = None, missing_values: Any = None
 ) -> Form:
-    """Return the form for a user's settings. Raises: RunnerError."""
-    problems = []
-    if decimal not in (".", ","):
-        problem = "`data.decimal` must be a point or a comma"
-        problems.append(Problem(f"data.decimal={decimal}", problem, "use `data.decimal=.` or `\"data.decimal=','\"`"))
-    if not isinstance(header, bool):
-        problem = "`data.header` must be true (the first line has the column names) or false"
-        problems.append(Problem.suggest(f"data.header={header}", problem, ["data.header=true", "data.header=false"]))
-    patterns = [date_format] if isinstance(date_format, str) else list(date_format or ())
-    for pattern in patterns:
-        if "%" not in str(pattern):
-            problem = "`data.date_format` must use the codes of strptime: %d %m %Y %H %M %S"
-            problems.append(Problem.suggest(f"data.date_format={pattern}", problem, ["data.date_format='%d.%m.%Y'"]))
-    marks = [missing_values] if isinstance(missing_values, str | int | float) else list(missing_values or ())
-    if any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks):
-        problem = "`data.missing_values` must be a list of texts and numbers"
-        example = "\"data.missing_values=['-']\""
-        problems.append(Problem.suggest(f"data.missing_values={missing_values}", problem, [example]))
-    refuse(problems)
-    return Form(decimal, header, tuple(patterns), tuple(map(str, marks)))
+    """Return the form for a user's settings."""
+    return Form(decimal, header, _listed(date_format), _listed(missing_values))
+
+
+def _listed(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, [values] if isinstance(values, str | int | float) else values or ()))
+
+
+def _are_formats(values: Any) -> bool:
+    return isinstance(values, str | Sequence) and all("%" in each for each in _listed(values))
+
+
+def _are_marks(values: Any) -> bool:
+    marks = values if isinstance(values, list | tuple) else [values]
+    return not any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks)
+
+
+Decimal = Annotated[str, Check(lambda value: value in (".", ","), "a point or a comma", "", lambda value: (".", "','"))]
+Header = Annotated[
+    bool,
+    Check(
+        lambda value: isinstance(value, bool),
+        "true (the first line has the column names) or false",
+        "",
+        lambda value: ("true", "false"),
+    ),
+]
+DateFormat = Annotated[
+    str | Sequence[str], Check(_are_formats, "in the codes of strptime: %d %m %Y %H %M %S", "'%d.%m.%Y'")
+]
+MissingValues = Annotated[Any, Check(_are_marks, "a list of texts and numbers", "['-']")]
 
 
 def suggested(texts: Iterable[str]) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from runner.config.checks import choice, count
 from runner.config.identity import as_typed
 from runner.data.tables.cells import NUMBER, suggested
 from runner.data.tables.encoder import (
@@ -27,7 +26,6 @@ from runner.data.tables.files import TableFile
 from runner.data.tables.scan import Tally, offset_note, scan
 from runner.errors import Problem, RunnerError, nearest, refuse
 
-KINDS = ("auto", "classification", "regression", "multilabel")
 #: whole numbers are taken as classes up to this number of different ones, as in runner.data.array_files
 MAX_CLASSES = 100
 #: texts of a column that are tried as dates, and columns with a hint
@@ -76,8 +74,6 @@ def from_reader(
 
 def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSettings) -> ChosenColumns:
     """Choose the kind of each column of `names`; reads the files completely. Raises: RunnerError with every problem."""
-    choice(settings.missing, ("mean", "refuse"), key="data.missing")
-    count(settings.max_categories, key="data.max_categories", example=100)
     targets = _texts(settings.target) if settings.target is not None else list(names[-1:])
     inputs = _inputs(names, targets, settings, files[0])
     categorical = {name for name in _texts(settings.categorical) if name not in targets}
@@ -148,7 +144,6 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
 
 def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
     """Return the target, and the reason for its kind. Raises: RunnerError if it is constant, missing or of another kind."""
-    choice(kind, KINDS, key="data.kind")
     names = tuple(tally.name for tally in tallies)
     asked = f"data.target={names[0] if len(names) == 1 else '[' + ','.join(names) + ']'}"
     for tally in tallies:

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.config.checks import choice
+from runner.config.checks import Count, checked, one_of
 from runner.data.conversion import BatchDataset
 from runner.data.source import Preprocessing, Source
-from runner.data.tables.cells import form_of
+from runner.data.tables.cells import DateFormat, Decimal, Header, MissingValues, form_of
 from runner.data.tables.choose import ChosenColumns, ColumnSettings, choose, from_reader
 from runner.data.tables.encoder import AnyTable, Encoder, encode_target, parts_of, reader_node, tidy_batches
 from runner.data.tables.files import TableFile, TableFrame, shared_names, table_files
@@ -168,26 +168,27 @@ FIX = "use a file like the one that the run was trained on"
 log = logging.getLogger("runner")
 
 
+@checked("data")
 def table(
     path: str | Sequence[str],
     target: str | Sequence[str] | None = None,
     *,
-    kind: str = "auto",
+    kind: Annotated[str, one_of(("auto", "classification", "regression", "multilabel"))] = "auto",
     columns: Sequence[str] | None = None,
     drop: Sequence[str] | None = None,
     categorical: Sequence[str] | None = None,
     val_path: str | None = None,
     test_path: str | None = None,
-    missing: str = "mean",
+    missing: Annotated[str, one_of(("mean", "refuse"))] = "mean",
     normalize: bool = True,
     scale_targets: bool = True,
-    max_categories: int = 100,
-    decimal: str = ".",
-    header: bool = True,
-    date_format: str | Sequence[str] | None = None,
-    missing_values: Sequence[str | float] | None = None,
+    max_categories: Count = 100,
+    decimal: Decimal = ".",
+    header: Header = True,
+    date_format: DateFormat | None = None,
+    missing_values: MissingValues | None = None,
     drop_missing_targets: bool = False,
-    in_memory: str | bool = "auto",
+    in_memory: Annotated[str | bool, one_of(("auto", True, False))] = "auto",
     like: Mapping[str, Any] | TableReader | None = None,
     dtype: str = "float32",
 ) -> Source:
@@ -265,7 +266,6 @@ def _rows(
     target_floats = 2 if chosen.target.classes else len(chosen.target.names)  # a class is one int64
     known_bytes = num_rows and num_rows * size * (num_floats + target_floats)
     num_bytes = known_bytes or sum(file.max_bytes(num_floats) for file in files) * size // 4
-    in_memory = choice(in_memory, ("auto", True, False), key="data.in_memory")
     fits, reason = (in_memory, "as asked") if in_memory != "auto" else fits_in_memory(num_bytes)  # words: ok
     chunks = partial(_chunks, files, chosen, complete=complete)
     if not fits:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.config.checks import Check
 from runner.data.source import Source
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.errors import Problem, nearest, refuse
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,15 @@ NAMES: dict[str, Augmentation] = {
 
 
 def strengths_of(setting: Any) -> dict[str, float]:
-    """Return the strengths by name. Raises: RunnerError with all names and strengths that are not valid."""
+    """Return the strengths by name."""
+    return {name: float(NAMES[name].usual if value is True else value) for name, value in _pairs(setting).items()}
+
+
+def _problems(setting: Any) -> list[Problem]:
+    if isinstance(setting, str) or not isinstance(setting, Mapping | Sequence):
+        problem = "`data.augment` must be a list of names, or names with strengths"
+        ways = [f"data.augment=[{setting if setting in NAMES else 'flip,crop'}]", "data.augment={flip:true,crop:4}"]
+        return [Problem.suggest(f"data.augment={setting}", problem, ways)]
     pairs, problems = _pairs(setting), []
     valid = {name: value for name, value in pairs.items() if name in NAMES and _is_valid(name, value)}
     for name, value in pairs.items():
@@ -68,8 +77,14 @@ def strengths_of(setting: Any) -> dict[str, float]:
         problem = f"there is no augmentation `{name}`; there are {', '.join(NAMES)}"
         problem = f"`data.augment.{name}` must be {NAMES[name].valid}" if name in NAMES else problem
         problems.append(Problem.suggest(f"data.augment.{name}={value}", problem, ways))
-    refuse(problems)
-    return {name: float(NAMES[name].usual if value is True else value) for name, value in valid.items()}
+    return problems
+
+
+#: the setting `data.augment`
+Augmentations = Annotated[
+    Mapping[str, Any] | Sequence[Any] | None,
+    Check(lambda value: not _problems(value), "", "", explain=_problems),
+]
 
 
 def _is_valid(name: str, value: Any) -> bool:
@@ -85,14 +100,10 @@ def written(strengths: Mapping[str, Any]) -> str:
 def _pairs(setting: Any) -> dict[Any, Any]:
     if isinstance(setting, Mapping | None):
         return {name: value for name, value in (setting or {}).items() if value is not None}
-    if isinstance(setting, Sequence) and not isinstance(setting, str):
-        pairs: dict[Any, Any] = {}
-        for item in setting:
-            pairs |= item if isinstance(item, Mapping) else {str(item): True}
-        return pairs
-    problem = "`data.augment` must be a list of names, or names with strengths"
-    ways = [f"data.augment=[{setting if setting in NAMES else 'flip,crop'}]", "data.augment={flip:true,crop:4}"]
-    raise RunnerError.suggest(f"data.augment={setting}", problem, ways)
+    pairs: dict[Any, Any] = {}
+    for item in setting:
+        pairs |= item if isinstance(item, Mapping) else {str(item): True}
+    return pairs
 
 
 def shape_problems(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Problem]:
@@ -266,7 +277,7 @@ class Augment(nn.Module):
 
 
 def augmented(source: Source, setting: Any) -> Source:
-    """Return the source with `data.augment` as its batch transform. Raises: RunnerError with all problems."""
+    """Return the source with a valid `data.augment` as its batch transform. Raises: RunnerError for other rows than images."""
     strengths = strengths_of(setting)
     if not strengths:
         return source

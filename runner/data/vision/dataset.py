@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runner.config.checks import choice
+from runner.config.checks import Check, one_of
 from runner.data.conversion import BatchDataset
 from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import fits_in_memory
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 CHANNELS = {"rgb": 3, "gray": 1}
 #: the EXIF tag of the orientation, and its values that swap width and height
 ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
-DECODE = ("auto", "once", "workers")
+Mode = Annotated[str, one_of(CHANNELS)]
+Decode = Annotated[str, one_of(("auto", "once", "workers"))]
 #: unreadable images that an error names, and images that a thread decodes at a time
 MAX_NAMED, BLOCK = 20, 32
 Encoded = str | Path | bytes
@@ -61,15 +62,25 @@ def size_of(encoded: Encoded) -> tuple[int, int]:
         return (image.width, image.height) if is_swapped else (image.height, image.width)
 
 
-def checked_size(size: Any) -> tuple[int, int] | None:
-    """Return (H, W) for one or two whole numbers. Raises: RunnerError for other values."""
-    if size is None:
-        return None
+def sides_of(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """Return (H, W) of `data.size`."""
+    return None if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _is_size(size: Any) -> bool:
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
-    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
-        problem = "`data.size` must be the side of a square in pixels, [height,width], or null for images of one size"
-        raise RunnerError.suggest(f"data.size={size}", problem, ["data.size=64", "data.size=[48,64]"])
-    return sides[0], sides[1]
+    return len(sides) == 2 and all(type(side) is int and side >= 1 for side in sides)
+
+
+Size = Annotated[
+    int | Sequence[int],
+    Check(
+        _is_size,
+        "the side of a square in pixels, [height,width], or null for images of one size",
+        "",
+        lambda size: ["64", "[48,64]"],
+    ),
+]
 
 
 @contextmanager
@@ -213,8 +224,7 @@ def same_size(
 
 
 def is_decoded_once(decode: str, *, num_bytes: int) -> tuple[bool, str]:
-    """Return whether decoded examples of this size are kept in memory, and why. Raises: RunnerError."""
-    choice(decode, DECODE, key="data.decode")
+    """Return whether decoded examples of this size are kept in memory, and why."""
     once, reason = fits_in_memory(num_bytes) if decode == "auto" else (decode == "once", "as asked")  # words: ok
     return once, f"decoded {'once' if once else 'by workers'} ({reason})"
 

@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.config.checks import choice
+from runner.config.checks import checked
 from runner.data.conversion import batch_of
 from runner.data.source import Preprocessing, Source
-from runner.data.vision.augment import augmented
+from runner.data.vision.augment import Augmentations, augmented
 from runner.data.vision.dataset import (
     CHANNELS,
+    Decode,
     ImageFiles,
-    checked_size,
+    Mode,
+    Size,
     decoded_at_once,
     fingerprint_of,
     first_size,
     is_decoded_once,
     same_size,
+    sides_of,
 )
 from runner.errors import RunnerError, nearest
 
@@ -141,13 +144,14 @@ READER, NORMALISED = "runner.data.read_images", "runner.models.ImageInputs"
 BLOCK = 1024
 
 
+@checked("data")
 def images(
     path: str,
     *,
-    size: int | Sequence[int] | None = None,
-    mode: str = "rgb",
-    decode: str = "auto",
-    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    size: Size | None = None,
+    mode: Mode = "rgb",
+    decode: Decode = "auto",
+    augment: Augmentations = None,
     like: Mapping[str, Any] | None = None,
 ) -> Source:
     """Return images (C, H, W) uint8 and the classes of their directories, sorted by name.
@@ -161,8 +165,7 @@ def images(
         RunnerError: Files can't be read, with all names, or sizes differ. Without decode=once only headers are read here.
     """
     known = dict(like or {})
-    mode = choice(known.get("mode", mode), CHANNELS, key="data.mode")
-    sides = checked_size(known.get("size", size))
+    mode, sides = known.get("mode", mode), sides_of(known.get("size", size))
     found, classes = find_splits(path, classes=known.get("classes", ()))
     files = [file for part in found.values() for file in part.files]
     names = [str(file.relative_to(Path(path).expanduser())) for file in files]
@@ -226,8 +229,9 @@ def _image_batches(rows: Any) -> Iterator[Tensor]:
         yield batch_of(rows, several(indices) if several else [rows[index] for index in indices])[0]
 
 
+@checked("reader")
 def read_images(
-    path: str | Path | Sequence[str | Path], *, size: Sequence[int], mode: str, classes: Sequence[str] = ()
+    path: str | Path | Sequence[str | Path], *, size: Size, mode: Mode, classes: Sequence[str] = ()
 ) -> Iterator[Tensor]:
     """Return the images as uint8 (n, C, H, W), block by block. Raises: RunnerError with the names that can't be read.
 
@@ -236,8 +240,7 @@ def read_images(
             with the path of an image in each line; or a list of paths.
         size: (H, W).
     """
-    files, sides = named_images(path), checked_size(list(size))
-    mode = choice(mode, CHANNELS, key="data.mode")
+    files, sides = named_images(path), sides_of(size)
 
     def read(part: list[Path]) -> Tensor:
         return decoded_at_once(part, [str(file) for file in part], mode=mode, size=sides, asked=f"the images {path}")

@@ -49,7 +49,7 @@ def test_a_row_from_a_file(tmp_path):
 
 def test_another_name(messages):
     (problem,) = messages(problems_of(scikit, "wines"))
-    assert problem.suggestions == ("data=wine",)
+    assert problem.suggestions == ("data.which=wine",)
 
 
 def test_the_digits_are_images_and_ten_classes():
