@@ -385,6 +385,8 @@ class Uploader:
             self._progress.warn(f"the {kind.removesuffix('s')} {entity.key} was refused: {why}")
 
     def _send_lone(self, client: MlflowClient, event: dict[str, Any]) -> bool:
+        from mlflow.entities import RunTag
+
         run_id = self._run_id()
         try:
             if event["kind"] == "model":
@@ -407,6 +409,8 @@ class Uploader:
                 self._progress.fail(error, what=f"{mlflow_events.title(event)} waits")
                 self._failed = [other for other in self._failed if other != event] + [event]
                 return False
+            if event["kind"] == "parent":  # else each `sync` would miss the link, and send the run again
+                self._progress.reject("tag", [(RunTag(mlflow_store.PARENT_TAG, event["uid"]), str(error))])
             self._progress.warn(f"{mlflow_events.title(event)} was refused: {error}")
         return True
 

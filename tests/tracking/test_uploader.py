@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from runner.runs.history import of_store
@@ -146,8 +147,6 @@ class Picky:
         self._client, self.poison = client, poison
 
     def log_batch(self, run_id, metrics=(), params=(), **others):
-        from mlflow.exceptions import MlflowException
-
         if self.poison & {*((metric.key, metric.step) for metric in metrics), *(param.key for param in params)}:
             raise MlflowException.invalid_parameter_value("no such point here")
         self._client.log_batch(run_id, metrics=metrics, params=params, **others)
@@ -603,6 +602,21 @@ def test_a_child_is_linked_to_its_parent(tmp_path, write, uri, client):
     assert ack.is_complete and ack.error is None and ack.warnings == ()
     assert client.get_run(ack.run_id).data.tags["mlflow.parentRunId"] == parent_id
     assert "mlflow.parentRunId" not in client.get_run(parent_id).data.tags
+
+
+def test_refused_parent_link_is_not_sent_again(tmp_path, write, uri, client, monkeypatch, caplog):
+    class WithoutLinks(Picky):
+        def set_tag(self, run_id, key, value):
+            if key == mlflow_store.PARENT_TAG:
+                raise MlflowException.invalid_parameter_value("no links here")
+            self._client.set_tag(run_id, key, value)
+
+    child, parent = two_runs(tmp_path, write)
+    sync(parent, uri)
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: WithoutLinks(client, poison=set()))
+    first, second = sync(child, uri), sync(child, uri)
+    assert first.is_complete and first.warnings == ("parent was refused: no links here",)
+    assert second == first and "is sent again" not in caplog.text
 
 
 def test_a_child_that_comes_before_its_parent_is_linked_later(tmp_path, write, uri, client):
