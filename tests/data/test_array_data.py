@@ -33,7 +33,7 @@ def test_an_npz_file():
     assert not source.given
 
 
-def test_the_names_can_be_told():
+def test_names_of_arrays_can_be_set():
     assert arrays("good.npz", "inputs", targets="labels").rows[0].shape == (6, 4)
 
 
@@ -49,7 +49,7 @@ def test_integers_may_stay():
     assert arrays("tokens.npz", float_inputs=False).rows[0].dtype == torch.int64
 
 
-def test_images_of_bytes_are_normalised_before_the_model_by_the_training_split():
+def test_byte_images_are_normalized_before_the_model():
     bytes_of = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
     np.savez("images.npz", x_train=bytes_of // 2, y_train=np.arange(40) % 2, x_val=bytes_of, y_val=np.arange(40) % 2)
     source = arrays("images.npz", float_inputs=False, augment=["flip"])
@@ -65,7 +65,7 @@ def test_images_of_bytes_are_normalised_before_the_model_by_the_training_split()
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16])
-def test_tokens_of_small_integers_are_taken_by_embeddings(kind):
+def test_small_integers_become_int32_for_embeddings(kind):
     tokens, classes = np.arange(24, dtype=kind).reshape(6, 4), np.arange(6) % 2
     np.savez("tokens.npz", x_train=tokens, y_train=classes, x_test=tokens, y_test=classes)
     source = arrays("tokens.npz", float_inputs=False)
@@ -124,11 +124,11 @@ def test_targets_from_another_kind_of_file():
     ],
     ids=str,
 )
-def test_what_a_file_lacks(settings, messages):
+def test_missing_arrays_are_refused(settings, messages):
     messages(problems(**{"path": "good.npz", **settings}))
 
 
-def test_both_names_at_once():
+def test_both_missing_arrays_are_reported():
     assert [problem.source for problem in problems("good.npz", "X1", targets="Y1")] == [
         "data.inputs=X1",
         "data.targets=Y1",
@@ -152,12 +152,12 @@ def test_a_split_that_lacks_its_targets(messages):
         {"x": np.array(["a"] * 6), "y": Y},
     ],
 )
-def test_values_that_can_not_be_learned_from(arrays_of, messages):
+def test_invalid_values_are_refused(arrays_of, messages):
     np.savez("bad.npz", **arrays_of)
     messages(problems("bad.npz"))
 
 
-def test_its_reader_reads_the_inputs_alone(monkeypatch, messages):
+def test_reader_reads_only_the_inputs(monkeypatch, messages):
     """The reader of a run on a file reads another file's array of the same name, in chunks."""
     from runner.data import array_files as module
 

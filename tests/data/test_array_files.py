@@ -54,7 +54,7 @@ def test_a_home_folder_is_known(own_folder, monkeypatch):
     assert existing("~/a.npy", key="data.path") == own_folder / "a.npy"
 
 
-def test_a_missing_file_offers_the_nearest_in_that_folder(own_folder, messages):
+def test_missing_file_suggests_the_nearest(own_folder, messages):
     (own_folder / "sets").mkdir()
     for name in ("digits.npz", "faces.npy", "notes.txt"):
         (own_folder / "sets" / name).touch()
@@ -91,7 +91,7 @@ def test_broken_files(own_folder, ending, content):
     assert "complete file" in problem(f"a{ending}").help
 
 
-def test_an_array_that_is_broken_inside_its_file(own_folder):
+def test_broken_array_inside_file_is_refused(own_folder):
     np.savez_compressed("a.npz", x=np.random.default_rng(0).normal(size=1000))
     content = bytearray((own_folder / "a.npz").read_bytes())
     content[2000:2100] = bytes(100)
@@ -112,7 +112,7 @@ def test_a_file_that_may_not_be_read(own_folder, messages):
     messages(found)
 
 
-def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
+def test_missing_safetensors_is_named(own_folder, monkeypatch):
     (own_folder / "a.safetensors").touch()
     real = builtins.__import__
 

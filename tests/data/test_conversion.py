@@ -51,18 +51,18 @@ def test_numbers_of_any_kind_become_float32(values):
     assert tensor.is_contiguous()
 
 
-def test_memory_is_shared_where_nothing_has_to_change():
+def test_unchanged_values_share_their_memory():
     values = np.ones((3, 2), dtype=np.float32)
     assert inputs(values).data_ptr() == values.ctypes.data
 
 
-def test_what_is_read_only_is_copied_without_a_warning():
+def test_read_only_arrays_are_copied_without_warning():
     values = np.ones((3, 2), dtype=np.float32)
     values.setflags(write=False)
     assert inputs(values).tolist() == inputs(np.broadcast_to(np.float32(1), (3, 2))).tolist() == [[1, 1]] * 3
 
 
-def test_a_row_that_is_one_number_becomes_one_column():
+def test_row_of_one_number_becomes_a_column():
     assert inputs([1, 2, 3]).shape == (3, 1)
 
 
@@ -105,7 +105,7 @@ def test_floats_are_float32_also_then():
         np.ones((3, 0)),
     ],
 )
-def test_what_is_no_array_of_numbers(values, messages):
+def test_values_without_numbers_are_refused(values, messages):
     messages(mistake(inputs, values))
 
 
@@ -147,7 +147,7 @@ def test_floats_are_a_regression():
     assert to_targets([1.0], Called(""))[0].dtype == torch.float32
 
 
-def test_the_kind_can_be_told():
+def test_kind_overrides_the_type_of_targets():
     assert targets([4, 5], kind="regression") == ([[4.0], [5.0]], ())
     assert targets([2.0, 7.0], kind="classification") == ([0, 1], ("2", "7"))
 
@@ -172,7 +172,7 @@ def test_another_split_keeps_the_numbers():
         (np.ones((3, 0)), {}),
     ],
 )
-def test_what_are_no_targets(values, settings, messages):
+def test_invalid_targets_are_refused(values, settings, messages):
     messages(mistake(lambda values, **settings: targets(values, **settings), values, **settings))
 
 
@@ -210,14 +210,14 @@ def test_labels_of_a_torchvision_like_set(name, values):
 @pytest.mark.parametrize(
     "values", [[0, 1], [0.5] * 4, [{"box": 1}] * 4, ["a"] * 4, [[1], [2], [3], [4]], [-1, 0, 1, 2], None]
 )
-def test_labels_of_another_kind_are_none(values):
+def test_labels_of_another_kind_are_ignored(values):
     told = describe_dataset(Rows((IMAGE, 1), targets=values), asked="data=mine")
     assert told.labels is None
     assert "num_classes" not in told.facts
 
 
 @pytest.mark.parametrize("indices", [[2, 0], range(2), torch.tensor([2, 0])])
-def test_a_part_tells_what_the_whole_knows(indices):
+def test_subset_has_the_facts_of_its_dataset(indices):
     """Subsets as random_split() returns them: without labels, nothing could be stratified or drawn by class."""
     whole = Rows((IMAGE, 1), targets=[0, 1, 0, 2])
     told = describe_dataset(Subset(Subset(whole, range(4)), indices), asked="data=mine")
@@ -233,7 +233,7 @@ def test_float_targets_are_a_regression():
     assert describe_dataset(Rows((IMAGE, 0.5)), asked="data=mine").facts["out_features"] == 1
 
 
-def test_rows_that_are_dicts_tell_what_they_can():
+def test_facts_of_dict_rows_are_those_known():
     assert describe_dataset(Rows({"tokens": torch.zeros(7, dtype=torch.int64)}), asked="data=mine").facts[
         "input_shape"
     ] == [7]
@@ -276,7 +276,7 @@ class Ragged(torch.utils.data.Dataset):
         return {"inputs": padded, "targets": torch.tensor([label for _, label in rows])}
 
 
-def test_a_datasets_own_collate_fn_makes_its_batches_in_its_splits_too():
+def test_collate_fn_of_dataset_joins_its_splits():
     settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0, "shuffle": False, "num_workers": 0}
     rows = Subset(Ragged(), range(1, 9))
     first, second = Streamed(rows, **settings).epoch(0)
@@ -295,6 +295,6 @@ class Pairs(Dataset):
         return (torch.ones(3), torch.ones(5)), row % 2
 
 
-def test_the_second_of_two_inputs_is_no_target():
+def test_second_of_two_inputs_is_not_a_target():
     told = describe_dataset(Pairs(), asked="data")
     assert told.facts == {"input_shape": [3], "in_features": 3}  # no fact says that the targets are numbers

@@ -46,7 +46,7 @@ def by_hand(labels, weights, *, seed, epoch):
         ({"eel": 5, "cat": 1, "dog": 0}, [1, 0, 5]),
     ],
 )
-def test_the_rows_are_those_of_a_loop_by_hand(asked, weights):
+def test_rows_equal_those_of_a_loop(asked, weights):
     labels = source().labels[torch.randperm(1000, generator=generator(1))]
     for seed, epoch in ((0, 0), (3, 2)):
         assert drawn(asked, labels, seed=seed, epoch=epoch).tolist() == by_hand(
@@ -55,7 +55,7 @@ def test_the_rows_are_those_of_a_loop_by_hand(asked, weights):
 
 
 @pytest.mark.parametrize("names", [("false", "true"), ("False", "True")])
-def test_truth_values_are_classes_as_the_data_calls_them(names):
+def test_booleans_name_classes_of_the_data(names):
     of = source({names[0]: 3, names[1]: 5})
     assert drawn({True: 1, False: 0}, of=of).min() == 3
 
@@ -66,7 +66,7 @@ def unlikely(counts, expected):
 
 
 @pytest.mark.parametrize(("asked", "shares"), [("balanced", [1, 1, 1]), ([1, 2, 7], [1, 2, 7])])
-def test_classes_come_by_their_shares_and_each_of_their_rows_as_often(asked, shares):
+def test_classes_are_drawn_by_their_shares(asked, shares):
     labels = source().labels
     rows = torch.cat([drawn(asked, epoch=epoch) for epoch in range(20)])
     shares = torch.tensor(shares) / sum(shares)
@@ -77,7 +77,7 @@ def test_classes_come_by_their_shares_and_each_of_their_rows_as_often(asked, sha
     assert unlikely(labels[drawn([7, 2, 1])].bincount(), 1000 * shares)
 
 
-def test_an_order_depends_on_the_seed_and_the_epoch_alone():
+def test_order_depends_only_on_seed_and_epoch():
     torch.manual_seed(1)
     first = drawn("balanced", seed=3, epoch=2)
     torch.manual_seed(2)
@@ -88,13 +88,13 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
     assert len(orders) == 25
 
 
-def test_the_order_is_this_one_on_every_machine():
+def test_order_is_fixed_by_the_seed():
     """A change here changes every existing run with a sampler."""
     assert drawn("balanced", of=source({"cat": 7, "dog": 2, "eel": 1})).tolist() == [6, 0, 9, 9, 6, 3, 8, 7, 0, 6]
 
 
 @pytest.mark.parametrize(("number", "row"), [(0.0, 700), (1 - 2**-53, 949)])
-def test_the_least_and_the_largest_number_choose_a_row_too(monkeypatch, number, row):
+def test_extreme_draws_choose_a_row(monkeypatch, number, row):
     """A first class or a last class with weight 0 is not chosen at the extremes: their neighbors are."""
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, generator: torch.full(shape, number, dtype=dtype))
     assert set(drawn([0, 1, 0]).tolist()) == {row}
@@ -102,7 +102,7 @@ def test_the_least_and_the_largest_number_choose_a_row_too(monkeypatch, number, 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 @pytest.mark.parametrize("asked", ["balanced", [1, 1, 1]])
-def test_a_class_without_a_training_row_is_left_out(asked, missing):
+def test_class_without_rows_is_left_out(asked, missing):
     labels = source().labels
     labels = labels[labels != missing]
     counts = labels[drawn(asked, labels)].bincount(minlength=3)
@@ -115,7 +115,7 @@ def test_classes_without_names_go_by_their_numbers():
     assert set(drawn({0: 0, 1: 1, 2: 1}, of=of).tolist()) == {3}
 
 
-def test_without_a_sampler_there_is_none():
+def test_null_makes_no_sampler():
     assert sampler_of(None, None, source()) is None
 
 
@@ -131,7 +131,7 @@ def test_what_can_not_be_drawn(asked, of, messages):
     messages(problems_of(drawn, asked, of=of))
 
 
-def test_a_weight_on_what_has_no_rows_alone(messages):
+def test_weights_only_of_empty_classes_are_refused(messages):
     labels = source().labels
     messages(problems_of(drawn, [0, 0, 1], labels[labels != 2]))
 

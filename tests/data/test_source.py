@@ -51,7 +51,7 @@ def test_a_regression_has_no_classes():
     assert source.classes == ()
 
 
-def test_a_tensor_dataset_of_other_parts_is_a_dataset_in_each_split():
+def test_tensor_dataset_of_three_stays_a_dataset():
     three = TensorDataset(torch.tensor(X), torch.ones(6, 1), torch.tensor(Y))
     source = as_source({"train": three, "val": three}, name="mine")
     assert source.rows is three and source.given["val"] is three
@@ -70,14 +70,14 @@ def test_a_source_gets_the_name():
     assert as_source(source, name="mine").name == "mine"
 
 
-def test_splits_that_come_cut_are_kept_with_the_classes_of_train():
+def test_ready_splits_have_the_classes_of_train():
     found = {"train": (X, ["c", "a", "b", "c", "a", "b"]), "val": (X[:2], ["b", "b"]), "test": (X[:1], ["c"])}
     source = as_source(found, name="mine")
     assert source.rows[1].tolist() == [2, 0, 1, 2, 0, 1]
     assert {name: rows[1].tolist() for name, rows in source.given.items()} == {"val": [1, 1], "test": [2]}
 
 
-def test_a_given_split_is_a_regression_when_train_is():
+def test_ready_split_is_a_regression_like_train():
     source = as_source({"train": (X, Y / 2), "test": (X[:2], [2, 0])}, name="mine")
     assert source.given["test"][1].tolist() == [[2.0], [0.0]]
 
@@ -144,7 +144,7 @@ def test_split_next_to_a_dataset_is_one(train, messages):
         (Named(), Source("s", (torch.ones(2, 4), torch.tensor([0, 1])), {}, classes=("a", "b"))),
     ],
 )
-def test_a_dataset_of_the_same_numbers_is_taken_as_it_is(train, val):
+def test_dataset_with_equal_classes_is_kept(train, val):
     given = as_source({"train": train, "val": val}, name="mine").given["val"]
     assert given is val or given is val.rows
 
@@ -184,17 +184,17 @@ def test_other_numbers_of_classes_are_refused(train, val, messages):
         Source("s", torch.ones(3), {}, given={"dev": torch.ones(1)}),
     ],
 )
-def test_what_is_no_source(found, messages):
+def test_other_values_are_refused(found, messages):
     messages(problems(found))
 
 
-def test_what_is_wrong_on_both_sides_is_told_at_once(messages):
+def test_errors_of_inputs_and_targets_come_together(messages):
     bad = X.copy()
     bad[0, 0] = np.nan
     messages(problems((bad, [None] * 6)))
 
 
-def test_the_message_names_what_was_asked_for(messages):
+def test_error_names_the_data(messages):
     called = [Called("data.path=f.npz", f"array {name} of f.npz") for name in "xy"]
     messages(problems_of(from_arrays, X, Y[:2], name="mine", called=called))
 

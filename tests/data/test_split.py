@@ -36,7 +36,7 @@ def test_every_row_is_in_one_split():
 
 
 @pytest.mark.parametrize("how", [{}, {"limit": 50}, {"fold": (1, 4)}])
-def test_which_rows_are_in_a_split_can_be_asked_later(how):
+def test_indices_give_the_rows_of_splits(how):
     source, shares = numbered(100, [0, 1] * 50), {"val_fraction": 0.1, "test_fraction": 0.2, "seed": 3}
     splits = split(source, **shares, **{"limit": None, **how})
     found = indices(source, **shares, **{"limit": None, **how})
@@ -45,7 +45,7 @@ def test_which_rows_are_in_a_split_can_be_asked_later(how):
     }
 
 
-def test_the_seed_alone_decides():
+def test_cut_depends_only_on_the_seed():
     torch.manual_seed(1)
     first = cut(numbered(100), seed=5)
     torch.manual_seed(2)
@@ -54,7 +54,7 @@ def test_the_seed_alone_decides():
     assert len(tests) == 21
 
 
-def test_the_cut_is_this_one_on_every_machine():
+def test_cut_is_fixed_by_the_seed():
     """A change here changes every existing run."""
     assert numbers(cut(numbered(20, [0, 1] * 10)).test) == [0, 11]
     assert numbers(cut(numbered(20)).test) == [11, 17]
@@ -79,14 +79,14 @@ def test_the_sizes_are_rounded_to_the_nearest():
     assert cut(as_source(digits(), name="digits")).sizes == {"train": 1437, "val": 180, "test": 180}
 
 
-def test_which_of_many_small_classes_are_taken_is_chance():
+def test_small_classes_are_taken_at_random():
     labels = torch.arange(200) // 2
     found = [labels[numbers(cut(numbered(200, labels.tolist()), val=0, seed=seed).test)].unique() for seed in range(4)]
     assert all(len(classes) == 20 for classes in found)
     assert len({tuple(classes.tolist()) for classes in found}) == 4
 
 
-def test_the_only_row_of_a_class_stays_in_train():
+def test_only_row_of_class_is_trained_on():
     for seed in range(20):
         splits = cut(numbered(42, [0] * 40 + [1, 2]), val=0, test=0.36, seed=seed)
         assert splits.sizes["test"] == 15, "of the big class 14.3 rows, of the small ones 0.36 each"
@@ -117,7 +117,7 @@ def test_given_validation_split_leaves_all_training_rows(given, fraction, size):
     assert splits.sizes["train"] == size
 
 
-def test_a_limit_keeps_the_proportions_and_comes_first():
+def test_limit_keeps_proportions_before_the_cut():
     labels = [0] * 600 + [1] * 300 + [2] * 100
     splits = cut(numbered(1000, labels), limit=100)
     assert splits.sizes == {"train": 80, "val": 10, "test": 10}
@@ -134,7 +134,7 @@ class Rows(Dataset):
         return index
 
 
-def test_a_dataset_is_cut_by_its_row_numbers():
+def test_dataset_is_cut_by_indices():
     splits = cut(Source("mine", Rows(), {}, labels=torch.arange(40) % 2))
     assert splits.sizes == {"train": 32, "val": 4, "test": 4}
     assert sorted([*splits.train, *splits.val, *splits.test]) == list(range(40))
@@ -160,7 +160,7 @@ def test_both_empty_splits_at_once():
     assert [problem.source for problem in problems(numbered(3))] == ["data.test_fraction=0.1", "data.val_fraction=0.1"]
 
 
-def test_what_is_in_order_is_cut_into_blocks():
+def test_ordered_rows_are_cut_into_blocks():
     for seed in range(3):
         splits = cut(numbered(50, [0, 1] * 25, in_order=True), val=0.2, test=0.1, limit=40, seed=seed)
         assert numbers(splits.train) == list(range(28))
@@ -174,7 +174,7 @@ def test_what_is_in_order_is_cut_into_blocks():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("classes", [None, [0] * 61 + [1] * 30 + [2] * 8 + [3]])
-def test_folds_are_a_partition_and_the_test_split_is_the_same_for_all(classes, seed):
+def test_folds_partition_all_but_the_test_split(classes, seed):
     source = numbered(100, classes)
     found = [cut(source, val=0.9, fold=(which, 7), limit=95, seed=seed) for which in range(7)]
     assert len({tuple(numbers(each.test)) for each in found}) == 1
@@ -188,7 +188,7 @@ def test_folds_are_a_partition_and_the_test_split_is_the_same_for_all(classes, s
         assert classes is None or each.labels.tolist() == [classes[row] for row in numbers(each.train)]
 
 
-def test_each_class_is_spread_over_the_folds_within_a_row():
+def test_folds_have_each_class_within_a_row():
     labels = torch.tensor([0] * 61 + [1] * 30 + [2] * 8 + [3])[torch.randperm(100)]
     indices = torch.arange(0, 100, 2)
     found = folds(indices, 7, labels=labels, generator=torch.Generator().manual_seed(0))
@@ -197,7 +197,7 @@ def test_each_class_is_spread_over_the_folds_within_a_row():
     assert (counts.amax(0) - counts.amin(0)).max() == 1 == counts.sum(1).max() - counts.sum(1).min()
 
 
-def test_the_seed_alone_decides_on_folds():
+def test_folds_depend_only_on_the_seed():
     """A change in the second line changes every existing run with folds."""
     found = {seed: tuple(numbers(cut(numbered(60), fold=(0, 5), seed=seed).val)) for seed in range(20)}
     assert len(set(found.values())) == 20 and found[3] == tuple(numbers(cut(numbered(60), fold=(0, 5), seed=3).val))
@@ -216,7 +216,7 @@ def test_what_has_no_folds(source, fold, messages):
     messages(problems(source, fold=fold))
 
 
-def test_a_text_that_lies_in_what_finishes_batches_is_in_the_fingerprint():
+def test_fingerprint_counts_buffers_of_batch_transform():
     def source(*tokens):
         finish = torch.nn.Module()
         finish.register_buffer("tokens", torch.tensor(tokens))
@@ -246,7 +246,7 @@ def test_a_fingerprint_is_of_the_content():
     assert cut(numbered(50), seed=1).fingerprint == cut(numbered(50), seed=2, limit=20).fingerprint
 
 
-def test_a_fingerprint_of_a_big_set_reads_a_part(monkeypatch):
+def test_fingerprint_of_large_set_reads_a_part(monkeypatch):
     monkeypatch.setattr(room, "FINGERPRINT_BYTES", 4096)
     monkeypatch.setattr(room, "FINGERPRINT_BLOCKS", 4)
     rows = torch.zeros(100_000)

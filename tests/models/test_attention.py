@@ -28,7 +28,7 @@ def three():
     return torch.randn(3, 2, 5, 4, 8, generator=generator).transpose(2, 3).unbind(0)  # (B, H, T, D), from a permutation
 
 
-def test_a_causal_mask_is_written_out_and_says_the_same(seen):
+def test_causal_mask_is_written_out_on_mps(seen):
     query, key, value = three()
     expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     torch.testing.assert_close(attention.attend(query, key, value, is_causal=True), expected, atol=1e-6, rtol=0)
@@ -71,5 +71,5 @@ def given_to_attention(device):
     return seen
 
 
-def test_the_models_give_it_so_to_a_macs_gpu():
+def test_models_attend_by_contiguous_tensors_on_mps():
     assert run_simulated("mps", given_to_attention) == [[False, True, True], [False, False, True]]

@@ -63,11 +63,11 @@ def test_another_file_is_refused(tmp_path, text):
     assert "can't be read" in problems_of(read_card, tmp_path)[0].message
 
 
-def test_a_missing_one_says_what_it_would_take(tmp_path, messages):
+def test_missing_card_says_what_is_needed(tmp_path, messages):
     messages(problems_of(read_card, tmp_path))
 
 
-def test_what_the_data_brings_along_is_fitted_on_the_training_split_and_kept_with_the_model(own_folder):
+def test_data_layers_are_saved_with_the_model(own_folder):
     (own_folder / "bring.py").write_text(CODE)
     (own_folder / "conf" / "data").mkdir(parents=True)
     (own_folder / "conf" / "data" / "bring.yaml").write_text("_target_: bring.data\n")

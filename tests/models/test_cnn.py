@@ -23,7 +23,7 @@ def test_signals_of_any_length(shape):
     assert {type(layer) for layer in model.blocks} == {nn.Conv1d, nn.BatchNorm1d, nn.ReLU, nn.MaxPool1d}
 
 
-def test_the_weights_of_images_are_as_they_always_were():
+def test_image_weights_are_fixed_by_the_seed():
     torch.manual_seed(0)
     model = CNN((1, 8, 8), 10)
     outputs = model(torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)).sum(0)
@@ -34,7 +34,7 @@ def test_more_channels_need_bigger_images():
     assert CNN([1, 8, 8], 10, [4, 8, 16])(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_a_batch_of_one_row_can_be_trained_on():
+def test_batch_of_one_row_is_trained_on():
     model = CNN([1, 4, 4], 3)
     model(torch.randn(1, 1, 4, 4)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -75,13 +75,13 @@ def test_it_starts_with_no_opinion(name):
 
 
 @pytest.mark.parametrize("name", AUTOENCODERS)
-def test_it_starts_about_as_wrong_as_zero_would_be(name):
+def test_initial_loss_is_that_of_zero(name):
     model, rows, classes = made(name)
     assert loss_of(name, model, rows, classes).item() < 3 * rows.square().mean()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_few_steps_lower_the_loss_and_read_nothing(name):
+def test_steps_lower_loss_without_device_reads(name):
     model, rows, classes = made(name)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with torch.no_grad():

@@ -75,7 +75,7 @@ def test_a_configuration_becomes_a_model_that_learns(name):
 @needs_transformers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
-def test_it_can_be_made_again_where_nothing_else_is(name):
+def test_model_is_built_again_without_download(name):
     model, inputs, _ = made(name)
     node = json.loads(json.dumps(model.made_anywhere))
     again = build(node)
@@ -146,7 +146,7 @@ def test_a_library_that_is_not_installed(name, make, monkeypatch):
     assert install(name) in problems_of(make)[0].help
 
 
-def test_nothing_is_imported_before_a_model_is_built():
+def test_library_is_imported_with_the_model():
     code = (
         "import sys, runner.models.external; print([name for name in ('timm', 'transformers') if name in sys.modules])"
     )
@@ -196,7 +196,7 @@ def test_what_timm_has_not(name, shape, settings, timm, messages):
     messages(problems_of(external.timm_model, name, shape, 3, **settings))
 
 
-def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built(messages):
+def test_too_small_vocabulary_is_refused(messages):
     pytest.importorskip("transformers")
     config = {**BERT, "vocab_size": 8}
     messages(problems_of(external.transformers_model, (7,), 3, config=config, vocab_size=257))
@@ -222,7 +222,7 @@ def test_an_encoder_does_not_look_at_padding(kind):
 
 
 @needs_transformers
-def test_a_kind_that_mixes_padding_in_says_so(caplog):
+def test_type_that_uses_padding_gives_warning(caplog):
     for padding_token in (None, 8):
         external.transformers_model(
             (7,), 3, config={"model_type": "fnet", **TINY}, vocab_size=9, padding_token=padding_token
@@ -259,7 +259,7 @@ LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_ever
     ],
     ids=["bert", "gpt", "eager", "mpnet", "esm", "modernbert", "modernbert's mean", "eurobert's mean"],
 )
-def test_a_mask_does_what_the_models_own_does(config):
+def test_whole_mask_equals_the_models_mask(config):
     torch.manual_seed(0)
     model = external.transformers_model((24,), 3, config=config, vocab_size=9, padding_token=8).eval()
     with torch.no_grad():
@@ -272,7 +272,7 @@ def test_a_mask_does_what_the_models_own_does(config):
 
 
 @needs_transformers
-def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
+def test_decoder_classifies_at_last_real_token():
     model = external.transformers_model((7,), 3, config=GPT, vocab_size=9, padding_token=8).eval()
     texts = torch.tensor([[1, 2, 3, 8, 8, 8, 8]])
     torch.testing.assert_close(model(texts), model(texts[:, :3]), atol=1e-6, rtol=1e-5)
@@ -281,7 +281,7 @@ def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
 
 
 @needs_transformers
-def test_a_decoder_that_was_trained_with_another_padding_goes_by_the_data_s(tmp_path):
+def test_pretrained_decoder_takes_padding_of_data(tmp_path):
     made = external.transformers_model((7,), 3, config={**GPT, "pad_token_id": 5}, vocab_size=9)
     made.model.config.pad_token_id = 5
     made.model.save_pretrained(tmp_path)
@@ -301,7 +301,7 @@ def test_a_decoder_that_was_trained_with_another_padding_goes_by_the_data_s(tmp_
     ],
     ids=["gpt2", "llama", "openai-gpt", "bloom"],
 )
-def test_where_nothing_is_padding_a_decoder_answers_at_the_last_token(config):
+def test_decoder_without_padding_classifies_at_the_end(config):
     model = external.transformers_model((4,), 3, config=config, vocab_size=9).eval()
     texts = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 4]])
     model_again = build(json.loads(json.dumps(model.made_anywhere)))
@@ -313,7 +313,7 @@ def test_where_nothing_is_padding_a_decoder_answers_at_the_last_token(config):
 
 @needs_transformers
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_where_nothing_is_padding_each_token_is_learned(kind):
+def test_every_token_is_learned_without_padding(kind):
     model = external.transformers_model((4,), 3, config={"model_type": kind, **TINY}, vocab_size=4)
     model(torch.tensor([[0, 1, 2, 3]])).sum().backward()
     gradients = model.model.base_model.embeddings.word_embeddings.weight.grad
@@ -321,7 +321,7 @@ def test_where_nothing_is_padding_each_token_is_learned(kind):
 
 
 @needs_transformers
-def test_a_full_row_has_room_where_positions_begin_behind_the_padding_token():
+def test_positions_have_room_behind_padding_token():
     config = {"model_type": "roberta", **TINY}
     model = external.transformers_model((256,), 3, config=config, vocab_size=257, padding_token=256)
     texts = torch.full((1, 256), 65)
@@ -338,7 +338,7 @@ def test_a_full_row_has_room_where_positions_begin_behind_the_padding_token():
 
 
 @needs_transformers
-def test_misspelt_keys_are_told_all_at_once(messages):
+def test_all_misspelled_keys_are_reported(messages):
     config = {**BERT, "num_hidden_layer": 3, "hiden_size": 16, "theirs_alone": 1}
     messages(problems_of(external.transformers_model, (7,), 3, config=config, vocab_size=9))
 
@@ -353,12 +353,12 @@ def test_misspelt_keys_are_told_all_at_once(messages):
     ],
     ids=["words of the library", "rotary", "names that stand for others"],
 )
-def test_keys_that_a_configuration_takes_are_no_mistake(config):
+def test_keys_of_configuration_are_accepted(config):
     assert external.transformers_model((7,), 3, config=config, vocab_size=9).model.config.num_hidden_layers == 1
 
 
 @needs_transformers
-def test_a_folder_whose_configuration_says_more_can_be_made_again(tmp_path):
+def test_saved_directory_with_settings_is_built_again(tmp_path):
     made("bert")[0].model.save_pretrained(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**said, "theirs_alone": 1}))

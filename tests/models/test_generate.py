@@ -37,7 +37,7 @@ def shares(tokens, count):
     return tokens.flatten().bincount(minlength=count) / tokens.numel()
 
 
-def test_tokens_come_as_often_as_they_are_likely():
+def test_tokens_are_drawn_by_their_probability():
     chances = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     found = shares(drawn(Chances(*(chances**TEMPERATURE).tolist()), 50, rows=400), 5)
     assert (found - chances).abs().max() < 0.01
@@ -45,7 +45,7 @@ def test_tokens_come_as_often_as_they_are_likely():
 
 
 @pytest.mark.parametrize("inside", [lambda model: model, lambda model: Prepared(model)])
-def test_a_model_is_shown_no_more_than_its_context(inside):
+def test_generated_context_is_bounded(inside):
     model = Chances(0.5, 0.5, context_length=4)
     prompt = torch.tensor([[0, 1, 1, 0, 1, 0]])
     found = generate(inside(model), prompt, 3)
@@ -57,7 +57,7 @@ def test_a_model_is_shown_no_more_than_its_context(inside):
     assert [shown.shape[1] for shown in bare.shown] == [6, 7, 8]
 
 
-def test_the_model_is_in_evaluation_mode_meanwhile():
+def test_model_generates_in_evaluation_mode():
     model = Chances(0.5, 0.5)
     drawn(model, 2)
     assert model.was_training == [False, False] and model.training

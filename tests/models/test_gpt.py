@@ -30,13 +30,13 @@ def test_a_later_token_changes_no_earlier_logit(positions):
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_the_order_of_what_stands_before_counts(positions):
+def test_order_of_earlier_tokens_counts(positions):
     model = small(positions=positions).eval()
     there, back = model(torch.tensor([[1, 2, 3, 4]])), model(torch.tensor([[2, 1, 3, 4]]))
     assert (there[0, -1] - back[0, -1]).abs().max() > 1e-6
 
 
-def test_rotary_positions_tell_of_distances_alone():
+def test_rotary_positions_depend_only_on_distances():
     model = small(positions="rotary", depth=1).eval()
     seen = model.stack.blocks[0].rotary(torch.ones(1, 1, 12, 8))[0, 0]
     products = seen @ seen.T
@@ -52,7 +52,7 @@ def test_rotary_positions_tell_of_distances_alone():
     ("vocab_size", "sizes"),
     [(65, (64, 2, 2)), (65, (256, 2, 8)), (27, (96, 3, 4)), (1000, (128, 1, 4)), (2, (32, 1, 1))],
 )
-def test_the_loss_begins_at_the_logarithm_of_the_vocabulary(vocab_size, sizes, positions, tie):
+def test_initial_loss_is_log_of_vocabulary(vocab_size, sizes, positions, tie):
     torch.manual_seed(1)
     width, depth, num_heads = sizes
     model = GPT(vocab_size, 64, width, depth, num_heads, positions=positions, tie_weights=tie)
@@ -62,7 +62,7 @@ def test_the_loss_begins_at_the_logarithm_of_the_vocabulary(vocab_size, sizes, p
     assert loss.item() == pytest.approx(math.log(vocab_size), abs=0.05)
 
 
-def test_the_spread_of_the_weights_and_the_tie():
+def test_weights_have_their_spread_and_tie():
     sizes = {"width": 128, "depth": 8, "num_heads": 4, "vocab_size": 500}
     model = small(**sizes)
     block = model.stack.blocks[3]
@@ -78,7 +78,7 @@ def test_the_spread_of_the_weights_and_the_tie():
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_it_learns_what_a_model_without_memory_can_not(positions):
+def test_gpt_learns_what_needs_memory(positions):
     model = small(positions=positions, width=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     draw = torch.Generator().manual_seed(0)

@@ -25,11 +25,11 @@ def test_floats_are_in_0_to_1_already():
     torch.testing.assert_close(module(images.float() / 255), module(images))
 
 
-def test_a_channel_that_is_the_same_everywhere_stays_finite():
+def test_constant_channel_stays_finite():
     assert ImageInputs([0.2], [0.0])(torch.full((1, 1, 1, 1), 51, dtype=torch.uint8)).item() == pytest.approx(0)
 
 
-def test_its_numbers_travel_with_the_weights_and_are_not_learned():
+def test_statistics_are_saved_and_not_trained():
     module = ImageInputs([0.5], [0.25])
     assert list(module.parameters()) == []
     other = ImageInputs([0.0], [1.0])
@@ -61,7 +61,7 @@ def kernels_and_values(device):
     return seen.names, values
 
 
-def test_a_gpu_takes_one_kernel_for_scaling_and_shifting():
+def test_images_take_one_kernel_on_gpu():
     names, values = run_simulated("cuda:0", kernels_and_values)
     assert [name for name in names if name.strip("_") in ("addcmul", "add", "sub", "mul", "div")] == ["addcmul"]
     expected = kernels_and_values("cpu")[1]
@@ -97,7 +97,7 @@ def test_a_column_says_what_is_missing():
     assert columns(flagged=[0, 3])(rows)[:, -2:].tolist() == [[0, 1], [1, 0]]
 
 
-def test_what_training_did_not_meet_is_all_zeros():
+def test_unseen_categories_are_zeros():
     seen = [1, 0, 1, 1, 1, 0, 1]  # five categories, two flags
     rows = torch.tensor([[NAN, 1.0, 1.0, NAN], [NAN, 2.0, 1.0, 1.0]])
     found = columns(flagged=[0, 3], seen=seen)(rows)[:, 2:]
@@ -108,12 +108,12 @@ def test_what_training_did_not_meet_is_all_zeros():
     ("sizes", "numbers", "row", "expected"),
     [((0,), 1, [3.0], [3.0]), ((2,), 0, [1.0], [0.0, 1.0]), ((0, 0), 2, [1, 2], [1, 2])],
 )
-def test_numbers_alone_and_categories_alone(sizes, numbers, row, expected):
+def test_columns_of_one_kind_are_encoded(sizes, numbers, row, expected):
     module = TableColumns(sizes, [0.0] * numbers, [1.0] * numbers, [0.0] * numbers)
     assert module(torch.tensor([row], dtype=torch.float32)).tolist() == [expected]
 
 
-def test_it_is_exported_as_it_is_and_goes_with_the_weights():
+def test_columns_layer_is_exported_with_the_model():
     module = columns(flagged=[0])
     rows = torch.tensor([[12, 0, 3, 1], [NAN, 1, NAN, NAN], [10, -1, 0, 7]])
     exported = torch.export.export(module, (rows,)).module()
@@ -149,7 +149,7 @@ def test_outputs_come_in_the_targets_units():
         (SimpleNamespace(answer=ANSWER, other=OTHER), "answer", lambda found: (found.answer, found.other)),
     ],
 )
-def test_of_several_outputs_the_answer_alone_is_scaled(given, output, taken):
+def test_only_the_named_output_is_scaled(given, output, taken):
     found = Scaled([100.0], [50.0], output=output)(given)
     answer, other = taken(found)
     assert type(found) is type(given) and answer.item() == 150.0 and other is OTHER
@@ -164,10 +164,10 @@ def test_of_several_outputs_the_answer_alone_is_scaled(given, output, taken):
         ({"answer": ANSWER, "other": OTHER}, "anwser", ("task.output=answer",)),
     ],
 )
-def test_an_answer_that_nobody_named_is_asked_for(given, output, typed, messages):
+def test_output_without_name_is_refused(given, output, typed, messages):
     (problem,) = messages(problems_of(Scaled([100.0], [50.0], output=output), given))
     assert problem.suggestions == typed
 
 
-def test_what_is_no_tensor_is_left_to_the_task():
+def test_other_outputs_are_left_to_the_task():
     assert Scaled([100.0], [50.0])(None) is None

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from runner.models.recurrent import Recurrent
 
 
-def test_a_signal_is_a_sequence_of_its_channels():
+def test_signal_is_a_sequence_of_channels():
     model = Recurrent((2, 7), 3, "gru", 4)
     x = torch.randn(5, 2, 7)
     assert model.layers.input_size == 2
@@ -16,7 +16,7 @@ def test_a_signal_is_a_sequence_of_its_channels():
     torch.testing.assert_close(model(x), model.output(states[:, -1]))
 
 
-def test_both_directions_end_where_they_have_read_all():
+def test_both_directions_end_at_the_whole_text():
     model = Recurrent((2, 7), 3, "lstm", 4, num_layers=2, bidirectional=True)
     x = torch.randn(5, 2, 7)
     states, _ = model.layers(x.transpose(1, 2))  # (B, L, 8)
@@ -52,7 +52,7 @@ def test_padding_counts_for_nothing(cell, bidirectional, pooling):
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # from torch, about its GRU
-def test_both_directions_are_exported_for_any_number_of_rows():
+def test_both_directions_export_with_any_batch():
     model = Recurrent((7,), 3, "gru", 4, bidirectional=True, vocab_size=9, padding_token=0).eval()
     rows, other = torch.randint(9, (4, 7)), torch.randint(9, (3, 7))
     graph = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
@@ -61,7 +61,7 @@ def test_both_directions_are_exported_for_any_number_of_rows():
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_both_directions_of_a_whole_text_are_torchs_own(cell, pooling):
+def test_both_directions_equal_torchs_without_padding(cell, pooling):
     """From the same seed, with the same weights."""
     made = []
     for padding_token in (0, None):
@@ -87,7 +87,7 @@ def test_how_it_starts(cell):
     assert biases.tolist() == [[1.0 if cell == "lstm" and gate == 1 else 0.0] * 16 for gate in range(gates)]
 
 
-def test_dropout_stands_between_layers_and_before_the_output():
+def test_dropout_is_between_layers_and_before_output():
     model = Recurrent((2, 7), 3, "gru", 64, num_layers=2, dropout=0.5)
     assert model.layers.dropout == 0.5
     # torch would warn: a single layer has no dropout in between
@@ -96,7 +96,7 @@ def test_dropout_stands_between_layers_and_before_the_output():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_an_lstm_layer_by_layer_is_the_same(bidirectional, pooling, monkeypatch):
+def test_lstm_by_layers_equals_torchs(bidirectional, pooling, monkeypatch):
     """As on MPS, whose dropout between the layers is missing in the backward pass."""
     torch.manual_seed(0)
     shape = (3, 7)

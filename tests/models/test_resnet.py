@@ -32,7 +32,7 @@ def test_the_depth_counts_layers_with_weights():
     ("side", "stem", "last"),
     [(32, "auto", 4), (95, "auto", 12), (96, "auto", 3), (32, "imagenet", 1), (96, "cifar", 12)],
 )
-def test_the_stem_follows_the_size_of_the_image(side, stem, last):
+def test_stem_follows_the_image_size(side, stem, last):
     with torch.device("meta"):
         model = ResNet((3, side, side), 10, 18, stem=stem)
         assert model.blocks(model.stem(torch.zeros(2, 3, side, side))).shape == (2, 512, last, last)

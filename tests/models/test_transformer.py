@@ -45,7 +45,7 @@ def test_padding_counts_for_nothing(pooling):
     assert not torch.allclose(counting(padded)[:1], counting(tokens), atol=1e-4)
 
 
-def test_the_outputs_begin_with_a_spread_of_about_one():
+def test_initial_outputs_have_a_spread_of_one():
     """With a vector that gathers the sequence; a mean over positions of a random signal is smaller."""
     assert 0.5 < small([3, 32], 400, width=64, pooling="cls")(torch.randn(64, 3, 32)).std() < 2
 

@@ -13,7 +13,7 @@ def test_its_size_is_the_published_one():
     assert sum(parameter.numel() for parameter in model.parameters()) == 5_717_416 - 2 * 192  # no class token
 
 
-def test_positions_tell_patches_apart():
+def test_positions_distinguish_patches():
     torch.manual_seed(0)
     model = ViT((1, 8, 8), 5, width=16, depth=2, num_heads=2).eval()
     x = torch.randn(2, 1, 8, 8)

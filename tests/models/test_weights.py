@@ -51,7 +51,7 @@ def test_a_run_s_folder_gives_its_best(tmp_path):
     assert torch.equal(model[0].weight, values["0.weight"])
 
 
-def test_a_model_with_such_names_of_its_own_keeps_them(tmp_path):
+def test_model_with_prefixed_names_keeps_them(tmp_path):
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -64,7 +64,7 @@ def test_a_model_with_such_names_of_its_own_keeps_them(tmp_path):
     assert torch.equal(holder.model[0].weight, values["model.0.weight"])
 
 
-def test_strict_lists_all_that_is_amiss_and_loads_nothing(tmp_path, messages):
+def test_strict_loading_lists_all_problems(tmp_path, messages):
     values = state(net(5))
     values["head.wieght"] = values.pop("2.weight")
     torch.save(values, tmp_path / "w.pt")
@@ -76,7 +76,7 @@ def test_strict_lists_all_that_is_amiss_and_loads_nothing(tmp_path, messages):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_without_strict_it_takes_what_fits_and_says_the_rest(tmp_path):
+def test_loading_without_strict_takes_what_fits(tmp_path):
     values = state(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 9)))
     torch.save(values, tmp_path / "w.pt")
     model = net()
@@ -111,7 +111,7 @@ class Evil:
         ("w.pt", {"other": torch.zeros(2)}),
     ],
 )
-def test_what_is_no_file_of_weights(name, content, tmp_path, capsys, messages):
+def test_invalid_weight_files_are_refused(name, content, tmp_path, capsys, messages):
     if isinstance(content, bytes):
         (tmp_path / name).write_bytes(content)
     else:
@@ -121,7 +121,7 @@ def test_what_is_no_file_of_weights(name, content, tmp_path, capsys, messages):
 
 
 @pytest.mark.parametrize("name", ["x" * 300 + "/a.pt", "a\0b/c.pt"], ids=["too long", "with a zero"])
-def test_a_file_in_a_folder_that_can_not_be_there(name):
+def test_file_in_impossible_directory_is_refused(name):
     assert problems_of(load_weights, net(), name, strict=True)[0].code == "missing-file"
 
 

@@ -31,7 +31,7 @@ def made(rows):
     return model.state_dict(), torch.rand(1)
 
 
-def test_the_weights_of_lazy_layers_are_of_the_seed_alone():
+def test_lazy_weights_depend_only_on_the_seed():
     (few, after_few), (many, after_many) = made(2), made(50)
     assert few["first.weight"].shape == (8, 5)
     assert all(torch.equal(few[name], many[name]) for name in few)
@@ -40,7 +40,7 @@ def test_the_weights_of_lazy_layers_are_of_the_seed_alone():
     assert not torch.equal(few["first.weight"].flatten()[:24], few["last.weight"].flatten())
 
 
-def test_a_lazy_layer_that_nothing_comes_to_is_named(messages):
+def test_unused_lazy_layer_is_named(messages):
     model = nn.ModuleDict({"used": nn.LazyLinear(2), "not_used": nn.LazyLinear(2)})
     messages(problems_of(know_shapes, model, lambda model, batch: model["used"](batch), lambda: torch.rand(2, 3)))
 
@@ -69,7 +69,7 @@ WORDS = [
 ]
 
 
-def test_a_run_with_lazy_layers_is_one_as_any_other(own_folder, capsys):
+def test_run_with_lazy_layers_can_be_resumed(own_folder, capsys):
     (own_folder / "lazy_net.py").write_text(LAZY)
     words = [*WORDS, "+model._target_=lazy_net.Net", "train.ema_decay=0.9", "train.num_steps=1"]
     assert cli.main([*words, "train.batch_size=50", "hydra.run.dir=one"]) == 0
@@ -105,11 +105,11 @@ class Helper:
         Helper(nn.Linear(2, 2)),
     ],
 )
-def test_weights_that_torch_does_not_see_are_refused(hidden, messages):
+def test_unregistered_weights_are_refused(hidden, messages):
     messages(problems_of(check_trains, nn.Sequential(Layers(more=hidden)), asked="model"))
 
 
-def test_what_is_seen_elsewhere_or_stays_as_it_is_may_lie_in_a_list():
+def test_lists_of_registered_or_fixed_modules_pass():
     model = Layers(before=Layers(), teacher=[nn.Linear(2, 2).requires_grad_(False)], masks=[torch.ones(2)])
     model.also = [model.seen, model.seen.weight]
     model.before.later = [model.seen]
@@ -118,7 +118,7 @@ def test_what_is_seen_elsewhere_or_stays_as_it_is_may_lie_in_a_list():
     check_trains(nn.LSTM(2, 2), asked="model")
 
 
-def test_every_list_is_told_at_once_and_a_model_without_weights(messages):
+def test_all_unregistered_lists_are_reported(messages):
     hidden = Layers(a=[nn.Linear(2, 2), nn.Linear(2, 2)], b=[nn.Linear(2, 2)])
     messages(problems_of(check_trains, hidden, asked="model"))
     messages(problems_of(check_trains, nn.ReLU(), asked="model"))

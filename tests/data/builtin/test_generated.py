@@ -4,8 +4,7 @@ import pytest
 import torch
 from refused import problems_of
 
-from runner.config.instantiate import build
-from runner.data.builtin.generated import SHAPES, Features, mnist1d, playground, synthetic
+from runner.data.builtin.generated import SHAPES, mnist1d, playground, synthetic
 from runner.data.split import split
 
 
@@ -38,12 +37,12 @@ def test_the_paper_s_sizes():
     assert inputs.std().item() == pytest.approx(1, rel=1e-5)
 
 
-def test_the_test_split_is_not_cut_from_training():
+def test_test_split_is_not_cut_from_training():
     splits = split(mnist1d(400, 100), val_fraction=0.1, test_fraction=0.5, limit=None, seed=0)
     assert splits.sizes == {"train": 360, "val": 40, "test": 100}
 
 
-def test_what_is_known_of_the_authors_own_rows():
+def test_percentiles_equal_those_of_the_authors():
     """Percentiles of the authors' 4,000 signals by class, from github.com/greydanus/mnist1d with its seed 42."""
     inputs, targets = mnist1d(20_000, 10).rows
     levels = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99])
@@ -114,16 +113,6 @@ def test_noise_blurs_the_border():
     assert 0.4 < off <= 0.5
 
 
-def test_features_are_a_layer_before_the_model():
-    names = ["x2", "x1_squared", "x2_squared", "x1_times_x2", "sin_x1", "sin_x2"]
-    source = playground(features=names)
-    assert (source.facts["input_shape"], source.facts["in_features"]) == ([6], 6)
-    assert source.rows[0].shape == (1000, 2)
-    layer = build(source.around(source.rows).before)
-    assert isinstance(layer, Features)
-    assert layer(torch.tensor([[2.0, 3.0]]))[0].tolist() == pytest.approx([3, 4, 9, 6, math.sin(2), math.sin(3)])
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -131,13 +120,10 @@ def test_features_are_a_layer_before_the_model():
         {"noise": 0.6},
         {"noise": -1},
         {"num_rows": 0},
-        {"features": ["x1", "x1_sqared"]},
-        {"features": []},
-        {"features": "x1"},
     ],
     ids=str,
 )
-def test_what_is_no_playground(settings, messages):
+def test_invalid_playground_is_refused(settings, messages):
     messages(problems_of(playground, **settings))
 
 
@@ -148,7 +134,7 @@ def test_any_size():
     assert synthetic(20, 7).rows[0].shape == (20, 7)
 
 
-def test_few_rows_have_all_classes_in_their_facts():
+def test_facts_of_few_rows_have_all_classes():
     assert synthetic(1, 4, num_classes=10).facts["out_features"] == 10
 
 
@@ -179,5 +165,5 @@ def test_sizes_of_synthetic_are_checked(sizes, messages):
     messages(problems_of(synthetic, **sizes))
 
 
-def test_all_of_them_at_once():
+def test_all_bad_sizes_are_reported():
     assert len(problems_of(synthetic, 0, 0, num_classes=0)) == 3

@@ -8,7 +8,7 @@ from runner.data.split import split
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
-def test_the_same_values_and_names_as_scikit_learn_gives(name):
+def test_values_and_names_equal_scikit_learns(name):
     import sklearn.datasets
 
     settings = {"scaled": False} if name == "diabetes" else {}
@@ -21,7 +21,7 @@ def test_the_same_values_and_names_as_scikit_learn_gives(name):
     assert source.facts["in_features"] == expected.data.shape[1]
 
 
-def test_what_stands_around_the_model_is_of_the_training_split_alone():
+def test_layers_are_fitted_on_the_training_split():
     source = scikit("diabetes")
     train = split(source, val_fraction=0.1, test_fraction=0.2, limit=None, seed=0).train
     around = source.around(train)

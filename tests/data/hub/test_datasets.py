@@ -75,7 +75,7 @@ def test_a_csv_of_numbers_and_classes(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_file_by_its_name_alone(tmp_path, ending):
+def test_file_is_read_by_its_ending(tmp_path, ending):
     import pandas as pd
 
     frame = pd.DataFrame({"x": [1.5, 2.5, 3.5], "target": [0.5, 1.0, 2.0], "id": [7, 8, 9]})
@@ -93,7 +93,7 @@ def test_a_file_by_its_name_alone(tmp_path, ending):
     assert source.facts["num_classes"] is None
 
 
-def test_from_the_mapped_file_it_is_the_same(tmp_path):
+def test_mapped_rows_equal_those_in_memory(tmp_path):
     file = write_csv(tmp_path / "a.csv")
     here, there = huggingface(file, decode="once"), huggingface(file, decode="workers")
     assert "decoded by workers" in there.origin
@@ -110,7 +110,7 @@ def test_from_the_mapped_file_it_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["numbers", "images", "texts", "a text to go on with"])
-def test_the_fingerprint_is_the_same_wherever_the_rows_lie(tmp_path, form):
+def test_fingerprint_is_the_same_for_mapped_rows(tmp_path, form):
     """decode=auto depends on the free memory at that moment."""
     how = {"path": "csv", "data_files": write_csv(tmp_path / "a.csv")}
     if form == "images":
@@ -127,7 +127,7 @@ def test_the_fingerprint_is_the_same_wherever_the_rows_lie(tmp_path, form):
     assert prints != {fingerprint(huggingface(**{**how, **other}))}
 
 
-def test_rows_go_to_workers_that_are_started_anew(tmp_path):
+def test_rows_can_be_pickled(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\ngood bad,1\nwhat good,0\n")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     rows = huggingface(str(tmp_path / "a.csv"), tokenizer=tokenizer, context_length=3, decode="workers").rows
@@ -153,7 +153,7 @@ def test_splits_are_found_or_named(tmp_path, messages):
     messages(refused("csv", data_files={"a": files["train"], "b": files["test"]}))
 
 
-def test_the_classes_are_those_of_the_training_split(tmp_path, messages):
+def test_classes_are_those_of_the_training_split(tmp_path, messages):
     train, test = write_csv(tmp_path / "train.csv"), tmp_path / "test.csv"
     test.write_text("width,height,label\n1,2,tall\n3,4,tall\n")
     assert huggingface("csv", data_files={"train": train, "test": str(test)}).given["test"][1].tolist() == [1, 1]
@@ -173,14 +173,14 @@ def test_lists_of_numbers_are_taken_flat(tmp_path, messages):
     messages(refused(str(tmp_path / "b.jsonl")))
 
 
-def test_dates_are_no_target(tmp_path, messages):
+def test_dates_as_target_are_refused(tmp_path, messages):
     file = tmp_path / "a.csv"
     file.write_text("x,when\n" + "".join(f"{day},2026-11-{day}\n" for day in range(10, 30)))
     messages(refused(str(file), target="when"))
     assert huggingface(str(file), target="when", kind="classification").facts["num_classes"] == 20
 
 
-def test_what_is_missing_is_told_with_its_row(tmp_path, messages):
+def test_missing_value_is_refused_with_its_row(tmp_path, messages):
     (tmp_path / "a.csv").write_text("x,y,label\n1,2,a\n3,,b\n5,6,a\n")
     messages(refused(str(tmp_path / "a.csv")))
     (tmp_path / "b.csv").write_text("x,label\n1,a\n2,\n")
@@ -200,7 +200,7 @@ def test_a_folder_of_images(tmp_path, decode):
     assert before["mean"] == pytest.approx((rows[0].double() / 255).mean((0, 2, 3)).tolist())
 
 
-def test_images_that_lie_in_the_table(tmp_path):
+def test_images_in_a_table_are_decoded(tmp_path):
     table = datasets.Dataset.from_dict(
         {"img": [Image.new("RGB", (6, 4), (9 * i, 0, 0)) for i in range(4)], "label": [0, 1, 0, 1]},
         features=datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])}),
@@ -242,7 +242,7 @@ def test_several_texts_are_joined(tmp_path):
 
 
 @pytest.mark.parametrize("decode", ["once", "workers"])
-def test_a_text_without_a_target_is_gone_on_with(tmp_path, decode):
+def test_text_without_target_predicts_next_tokens(tmp_path, decode):
     (tmp_path / "a.txt").write_text("hello\n\nhi\n")
     source = huggingface("text", data_files=str(tmp_path / "a.txt"), context_length=4, decode=decode)
     inputs, targets = source.rows if decode == "once" else batch(source.rows, range(2))
@@ -298,7 +298,7 @@ def test_misspelled_argument_of_reader_is_refused(tmp_path):
     assert "context_lenght" in problem.source and "reader.context_length=3" in problem.suggestions
 
 
-def test_cut_texts_of_a_prediction_give_a_warning(tmp_path, caplog):
+def test_cut_texts_of_prediction_give_a_warning(tmp_path, caplog):
     (tmp_path / "t.txt").write_text("hello\nhi\n")
     read_again(huggingface(str(tmp_path / "t.txt"), context_length=4), str(tmp_path / "t.txt"))
     assert [each.getMessage() for each in caplog.records if each.name == "runner"] == [
@@ -314,7 +314,7 @@ def test_predictions_are_read_in_blocks(tmp_path, monkeypatch):
     assert torch.equal(torch.cat(blocks), source.rows[0])
 
 
-def test_another_file_is_read_like_that_of_a_run(tmp_path):
+def test_like_reads_another_file_the_same(tmp_path):
     source = huggingface(write_csv(tmp_path / "a.csv"), inputs="height")
     (tmp_path / "b.csv").write_text("label,height,width\ntall,0.5,3\n")
     again = huggingface(str(tmp_path / "b.csv"), like=source.reader)
@@ -331,7 +331,7 @@ def test_another_file_is_read_like_that_of_a_run(tmp_path):
     assert again.rows[0].shape[2:] == (4, 4)
 
 
-def test_classes_that_are_hidden_in_the_test_split(tmp_path, messages):
+def test_split_with_hidden_classes_is_left_out(tmp_path, messages):
     features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])})
     make = datasets.Dataset.from_dict
     parts = {"train": make({"x": [1, 2], "label": [0, 1]}, features), "test": make({"x": [1], "label": [-1]}, features)}
@@ -362,12 +362,12 @@ def test_augmentation_is_for_images(tmp_path, messages):
         ("x,label\n1,a\n", {"decode": "x"}),
     ], ids=str,
 )  # fmt: skip
-def test_columns_and_settings_that_are_none(tmp_path, table, settings, messages):
+def test_invalid_columns_and_settings_are_refused(tmp_path, table, settings, messages):
     (tmp_path / "a.csv").write_text(table)
     messages(refused(str(tmp_path / "a.csv"), **settings))
 
 
-def test_what_would_not_be_looked_at_is_a_problem(tmp_path, messages):
+def test_unused_settings_are_refused(tmp_path, messages):
     file = write_csv(tmp_path / "a.csv")
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "state.json").write_text("{}")
@@ -375,7 +375,7 @@ def test_what_would_not_be_looked_at_is_a_problem(tmp_path, messages):
         messages(problems_of(huggingface, path, "small", data_files="b.csv"))
 
 
-def test_sets_that_are_not_there(own_folder, messages):
+def test_missing_sets_are_refused(own_folder, messages):
     write_csv(own_folder / "table.csv")
     (own_folder / "a.xyz").write_text("")
     for name in ("owner/no_such_set", "tabel.csv", "./nowhere", "csv", "a.xyz"):
@@ -393,7 +393,7 @@ def test_sets_that_are_not_there(own_folder, messages):
     assert "arquet" in refused("broken.parquet").message
 
 
-def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
+def test_missing_package_is_named(tmp_path, monkeypatch):
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -408,7 +408,7 @@ def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
         TextRows(Path(file).read_text(), 4)
 
 
-def test_the_library_is_left_as_it_was(tmp_path, capfd):
+def test_progress_bars_of_library_are_restored(tmp_path, capfd):
     huggingface(write_csv(tmp_path / "a.csv"))
     assert not datasets.are_progress_bars_disabled()
     assert "Generating" not in capfd.readouterr().err
@@ -425,7 +425,7 @@ def run(folder, *words):
     return runner.run([*fixed, *words], folder=folder)
 
 
-def test_runs_on_a_csv_in_memory_and_from_the_mapped_file_are_the_same(own_folder):
+def test_runs_on_mapped_csv_are_the_same(own_folder):
     write_csv(own_folder / "a.csv", count=100)
     words = ["data.path=a.csv", "model=mlp", "model.hidden_sizes=[16]"]
     resident = run("resident", *words)

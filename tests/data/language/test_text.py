@@ -46,7 +46,7 @@ def counting(tmp_path):
     return write(tmp_path, "".join(chr(1000 + number) for number in range(1001)))
 
 
-def test_a_window_and_what_follows_each_of_its_tokens(counting):
+def test_targets_are_the_next_tokens(counting):
     source = as_source(text(counting, context_length=10), name="text")
     assert source.rows.tolist() == list(range(0, 1000, 10))
     for name in ("train", "val", "test"):
@@ -57,7 +57,7 @@ def test_a_window_and_what_follows_each_of_its_tokens(counting):
             assert torch.equal(inputs, inputs[:, :1] + torch.arange(10))
 
 
-def test_what_is_evaluated_stands_in_none_of_the_windows_that_are_trained_on(counting):
+def test_training_windows_leave_out_other_splits(counting):
     source = text(counting, context_length=10)
     seen = torch.cat([targets.flatten() for epoch in range(20) for _, targets in batches(source, epoch=epoch)])
     assert seen.max() == 600, "of 1,001 tokens the first 600 and what follows"
@@ -66,7 +66,7 @@ def test_what_is_evaluated_stands_in_none_of_the_windows_that_are_trained_on(cou
         assert told.tolist() == list(expected), "each once, in order"
 
 
-def test_random_windows_begin_anywhere_and_sequential_ones_where_they_stand(counting):
+def test_random_windows_begin_anywhere(counting):
     starts = {"random": set(), "sequential": set()}
     for windows, found in starts.items():
         source = text(counting, context_length=10, windows=windows)
@@ -77,7 +77,7 @@ def test_random_windows_begin_anywhere_and_sequential_ones_where_they_stand(coun
 
 
 @pytest.mark.parametrize("windows", ["random", "sequential"])
-def test_resident_streamed_and_mapped_windows_are_the_same(tmp_path, windows):
+def test_resident_streamed_and_mapped_windows_are_equal(tmp_path, windows):
     words = "".join(chr(97 + number * number % 23) for number in range(700))
     write_tokens([words], tmp_path / "a.bin", "characters")
     source = text(write(tmp_path, words), context_length=9, windows=windows)
@@ -98,7 +98,7 @@ def test_resident_streamed_and_mapped_windows_are_the_same(tmp_path, windows):
     assert source.facts == mapped.facts
 
 
-def test_an_epoch_that_is_taken_up_in_its_middle_goes_on_with_the_same_windows(counting):
+def test_resumed_epoch_continues_with_the_same_windows(counting):
     source = text(counting, context_length=10)
     whole, rest = batches(source, epoch=3), batches(source, epoch=3, first_batch=5)
     assert len(rest) == len(whole) - 5
@@ -107,7 +107,7 @@ def test_an_epoch_that_is_taken_up_in_its_middle_goes_on_with_the_same_windows(c
     assert not any(torch.equal(whole[0][0], other[0][0]) for other in others)
 
 
-def test_the_text_lies_on_the_device_once(counting):
+def test_text_is_on_the_device_once(counting):
     from copy import deepcopy
 
     finish = text(counting, context_length=10).finish
@@ -188,7 +188,7 @@ def test_a_reader_reads_a_file_whole(tmp_path):
     assert reader(write(tmp_path, "abcdefgh", "new.txt")).shape == (2, 4)
 
 
-def test_another_text_is_read_as_an_earlier_run_read_its_own(tmp_path):
+def test_like_keeps_the_vocabulary(tmp_path):
     first = text(write(tmp_path, "abcd" * 30), context_length=8)
     second = text(write(tmp_path, "dcdc" * 30), like=first.reader)
     assert second.facts == first.facts
@@ -200,7 +200,7 @@ def problem_of(make, *words, **settings):
     return problems_of(make, *words, **settings)[0]
 
 
-def test_what_is_no_text(tmp_path, own_folder, messages):
+def test_invalid_texts_are_refused(tmp_path, own_folder, messages):
     write(own_folder, "abc" * 30, "novel.txt")
     write(own_folder, b"line\nbad \xff", "latin.txt")
     write(own_folder, "{}", "empty.json")
@@ -218,7 +218,7 @@ def test_what_is_no_text(tmp_path, own_folder, messages):
         messages(problem_of(text, **settings))
 
 
-def test_a_character_that_is_not_known(tmp_path, messages):
+def test_unknown_character_is_refused(tmp_path, messages):
     reader = build(text(write(tmp_path, "ab\n" * 30), context_length=8).reader)
     for content in ("ab\nbax", ""):
         messages(problem_of(reader, write(tmp_path, content, "new.txt")))

@@ -31,7 +31,7 @@ def problem_of(make, *words, **settings):
     return caught.value.problems[0]
 
 
-def test_a_row_is_a_chunk_with_room_to_move_its_window_back(tmp_path):
+def test_row_has_room_for_random_windows(tmp_path):
     rows = tokens(bin_file(tmp_path), context_length=10).rows
     assert len(rows) == 100
     chunks, most = rows.__getitems__([5, 1, 0])
@@ -91,7 +91,7 @@ def test_texts_are_written_and_read_again(tmp_path):
     assert tokens(str(path), context_length=4).facts["vocab_size"] == 256, "of the vocabulary, not of the text"
 
 
-def test_a_type_asked_for_by_mistake_leaves_the_vocabulary_where_it_is(tmp_path):
+def test_wrong_dtype_keeps_the_vocabulary(tmp_path):
     path = tmp_path / "a.bin"
     write_tokens(["grün ", "und blau"] * 30, path, "characters")
     before = Path(f"{path}.json").read_text()
@@ -110,7 +110,7 @@ def test_copy_is_read_as_it_was_written(tmp_path):
     assert (source.facts["vocab_size"], source.facts["bytes_per_token"]) == (70_001, 1.5)
 
 
-def test_of_another_files_vocabulary_the_type_is_asked_for(tmp_path, messages):
+def test_note_of_another_file_is_refused(tmp_path, messages):
     path = tmp_path / "a.bin"
     write_tokens(["grün ", "und blau"] * 30, path)
     before = Path(f"{path}.json").read_text()
@@ -120,7 +120,7 @@ def test_of_another_files_vocabulary_the_type_is_asked_for(tmp_path, messages):
     assert Path(f"{path}.json").read_text() == before
 
 
-def test_what_a_tokenizer_of_the_library_makes_is_written_in_the_type_that_it_needs(tmp_path):
+def test_written_type_fits_the_vocabulary(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({"a": 0, "b": 70_000, "[U]": 1}, unk_token="[U]"))
@@ -137,7 +137,7 @@ def test_what_a_tokenizer_of_the_library_makes_is_written_in_the_type_that_it_ne
     assert build(other.reader).encode("b a") == [70_000, 0]
 
 
-def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatch, messages):
+def test_reader_reads_token_files_in_blocks(tmp_path, monkeypatch, messages):
     from runner.data.language import tokens as room
 
     monkeypatch.setattr(room, "TOKENS_A_BLOCK", 40)
@@ -153,7 +153,7 @@ def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatc
     messages([problem_of(bare, str(tmp_path / "b.txt")), problem_of(bare.encode, "A")])
 
 
-def test_an_earlier_runs_reader_holds_for_another_file(tmp_path, messages):
+def test_like_keeps_vocabulary_and_context_length(tmp_path, messages):
     first = tokens(bin_file(tmp_path), context_length=10)
     second = tokens(bin_file(tmp_path, COUNTED[:500], "b.bin"), context_length=77, like=first.reader)
     assert second.facts == first.facts
@@ -161,7 +161,7 @@ def test_an_earlier_runs_reader_holds_for_another_file(tmp_path, messages):
     messages(problem_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}))
 
 
-def test_a_split_of_a_big_file_lists_no_rows(tmp_path):
+def test_split_of_large_file_is_a_range(tmp_path):
     splits = split(
         tokens(bin_file(tmp_path), context_length=10), val_fraction=0.2, test_fraction=0.1, limit=None, seed=3
     )
@@ -175,7 +175,7 @@ def test_fingerprints(tmp_path):
     assert fingerprint(tokens(bin_file(tmp_path), context_length=11)) != first
 
 
-def test_another_process_gets_the_way_to_the_file_not_its_content(tmp_path, monkeypatch):
+def test_pickled_rows_map_the_file_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bin_file(tmp_path, np.zeros(100_000, np.uint16))
     rows = tokens("a.bin", context_length=10).rows
@@ -185,7 +185,7 @@ def test_another_process_gets_the_way_to_the_file_not_its_content(tmp_path, monk
     assert torch.equal(pickle.loads(sent)[4][0], rows[4][0])
 
 
-def test_what_is_no_token_file(tmp_path, own_folder, messages):
+def test_invalid_token_files_are_refused(tmp_path, own_folder, messages):
     bin_file(own_folder)
     (own_folder / "odd.bin").write_bytes(b"abc")
     (own_folder / "none.bin").write_bytes(b"")
@@ -246,7 +246,7 @@ print(summary["status"], summary["num_steps"], of_its_own()["RssAnon"] - before[
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit counts otherwise there")
-def test_a_file_larger_than_the_memory_is_trained_on(own_folder):
+def test_file_larger_than_memory_is_trained_on(own_folder):
     with (own_folder / "big.bin").open("wb") as stream:
         stream.truncate(2**30)  # zeros that take no space on the disk
         stream.seek(2**29)

@@ -49,7 +49,7 @@ def test_shares_put_together_are_the_batch(loader, shuffle, first_batch):
         assert all(len(share.batch[0]) >= 1 for share in shares)  # the last batch has 3 rows for 4 processes
 
 
-def test_what_a_dataset_draws_differs_between_processes_and_stays_that_of_a_run_alone_in_the_first():
+def test_draws_of_dataset_differ_between_ranks():
     batches = Streamed(Rows(), batch_size=4, device=CPU, seed=0, shuffle=True, num_workers=0)
     whole = next(iter(batches.epoch(0)))
     first, second = (next(iter(batches.epoch(0, shard=Shard(rank, 2)))).batch for rank in (0, 1))
@@ -121,7 +121,7 @@ def test_first_batch_without_a_smaller_last(num_rows):
     assert ends(num_rows).num_rows == min(num_rows, 4)
 
 
-def test_an_order_depends_on_the_seed_and_the_epoch_alone():
+def test_order_depends_only_on_seed_and_epoch():
     torch.manual_seed(1)
     first = permutation(50, seed=3, epoch=2)
     torch.manual_seed(2)
@@ -129,7 +129,7 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
     assert sorted(first.tolist()) == list(range(50))
 
 
-def test_the_order_is_this_one_on_every_machine():
+def test_order_is_fixed_by_the_seed():
     """A change here changes every existing run."""
     assert permutation(8, seed=0, epoch=0).tolist() == [4, 7, 2, 0, 1, 3, 5, 6]
     assert permutation(8, seed=0, epoch=1).tolist() == [6, 1, 5, 4, 2, 0, 3, 7]

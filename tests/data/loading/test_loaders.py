@@ -71,12 +71,12 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("device", "rows", "residency", "free", "kind", "reason"), CHOICES)
-def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kind, reason):
+def test_residency_is_chosen_with_a_reason(pretended, device, rows, residency, free, kind, reason):
     assert made(rows, residency, torch.device(device), free) == (kind, reason)
 
 
 @pytest.mark.parametrize(("rows", "residency", "free"), [(ROWS, "device", SIZE - 1), (LARGE, "device", None)])
-def test_what_can_not_be_had(rows, residency, free, messages):
+def test_residency_that_does_not_fit_is_refused(rows, residency, free, messages):
     messages(problems_of(made, rows, residency, torch.device("mps") if rows is LARGE else CUDA, free))
 
 
@@ -96,7 +96,7 @@ class Numbered(Dataset):
 
 
 @pytest.mark.parametrize("many_rows", [2**20, 1])
-def test_what_a_sampler_draws_is_the_same_resident_streamed_read_shared_and_from_the_middle(many_rows, monkeypatch):
+def test_sampler_draws_the_same_for_every_loader(many_rows, monkeypatch):
     """many_rows: The number of rows from which the next order is drawn in advance."""
     monkeypatch.setattr("runner.data.loading.order.MANY_ROWS", many_rows)
     rows = torch.arange(53.0)[:, None], torch.arange(53)
@@ -128,7 +128,7 @@ def test_what_a_sampler_draws_is_the_same_resident_streamed_read_shared_and_from
     ("cpus", "num_processes", "workers"),
     [(1, 1, 1), (2, 1, 2), (16, 1, 4), (16, 4, 4), (16, 8, 2), (2, 2, 1), (2, 8, 1)],
 )
-def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_processes, workers, monkeypatch):
+def test_workers_share_the_cpus_of_a_machine(cpus, num_processes, workers, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus), raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "fork")
     assert automatic_workers(Rows(), num_processes) == workers
@@ -139,7 +139,7 @@ def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_process
     [(8, 10, True, 2), (8, 10, False, 0), (8, 1000, False, 1), (1, 1000, True, 1), (1, 1000, False, 1)],
 )
 @pytest.mark.parametrize("chosen", [None, "forkserver"])
-def test_processes_that_import_everything_anew_are_few(cpus, num_rows, is_training, workers, chosen, monkeypatch):
+def test_fresh_workers_are_few(cpus, num_rows, is_training, workers, chosen, monkeypatch):
     """As on macOS, where each process takes seconds to start, and each of the three splits has its processes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus), raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: chosen)

@@ -56,7 +56,7 @@ def test_each_row_comes_once(num_workers, caplog):
         (Parts(shares=False), {"num_workers": 2}, r"5 batches: the others are left out .*get_worker_info"),
     ],
 )
-def test_what_is_left_out_is_told_once(dataset, settings, told, caplog):
+def test_rows_left_out_are_reported_once(dataset, settings, told, caplog):
     batches = served(dataset, batch_size=4, **settings)
     with caplog.at_level(logging.WARNING, logger="runner"):
         assert len(rows_of(batches)) == len(rows_of(batches)) == batches.num_batches

@@ -41,7 +41,7 @@ def read(rows, plan=PLAN, num_workers=0):
     return found
 
 
-def test_a_dataset_that_gives_several_rows_is_asked_for_them():
+def test_several_rows_are_read_in_one_call():
     assert [batch.tolist() for batch in read(Several())] == [[0, 20], [30], [0, 20]]
 
 
@@ -97,7 +97,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_dataset_that_can_not_be_sent_to_other_processes(tmp_path):
+def test_dataset_that_cannot_be_pickled_is_refused(tmp_path):
     """macOS and Windows start processes by spawn, which pickles their arguments."""
     (tmp_path / "mine.py").write_text(CAN_NOT_BE_SENT)
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
@@ -151,7 +151,7 @@ reader.close()
 
 
 @pytest.mark.slow
-def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
+def test_full_shared_memory_ends_the_run(tmp_path):
     command = in_its_own_disks()
     if command is None:
         pytest.skip("no mount namespaces for this account")
@@ -167,7 +167,7 @@ def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
     assert done.stdout.count("no space in /dev/shm") == done.stdout.count("--shm-size") == 1
 
 
-def test_what_others_have_taken_of_it_is_not_free(monkeypatch, tmp_path):
+def test_free_room_leaves_out_memory_in_use(monkeypatch, tmp_path):
     found = SimpleNamespace(f_bavail=3, f_bfree=4, f_blocks=5, f_frsize=4096, f_bsize=8192)
     monkeypatch.setattr(streamed.sys, "platform", "linux")
     monkeypatch.setattr(streamed, "SHARED_MEMORY", tmp_path)

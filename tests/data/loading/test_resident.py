@@ -36,7 +36,7 @@ def flat(batches):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("count", "size"), [(53, 10), (50, 10), (7, 10), (10, 10), (3000, 2), (5, 1)])
-def test_each_row_comes_once_and_the_last_batch_is_kept(count, size, shuffle):
+def test_epoch_has_each_row_once(count, size, shuffle):
     batches = loader(rows(count), size, shuffle)
     found = list(batches.epoch(4))
     assert len(found) == batches.num_batches
@@ -53,14 +53,14 @@ def test_the_order_is_the_epochs_permutation():
 
 
 @pytest.mark.parametrize("gather_bytes", [1, 500, 10**6])
-def test_how_many_batches_are_gathered_at_once_changes_nothing(gather_bytes, monkeypatch):
+def test_size_of_gather_keeps_the_batches(gather_bytes, monkeypatch):
     expected = [numbers(loader(rows(533)).epoch(4, first_batch=3)), numbers(loader(rows(533), shuffle=False).epoch(0))]
     monkeypatch.setitem(room.GATHER_BYTES, "cpu", gather_bytes)
     found = [numbers(loader(rows(533)).epoch(4, first_batch=3)), numbers(loader(rows(533), shuffle=False).epoch(0))]
     assert found == expected
 
 
-def test_what_is_gathered_is_bounded():
+def test_size_of_gather_is_bounded():
     """In bytes for large rows, but at least one batch."""
     wide = torch.zeros(300, 10_000)
     sizes = {batch.untyped_storage().nbytes() for batch in loader(wide, 10).epoch(0)}
@@ -69,14 +69,14 @@ def test_what_is_gathered_is_bounded():
     assert big == {100 * 10_000 * 4}
 
 
-def test_the_run_random_numbers_are_left_alone():
+def test_resident_epoch_keeps_random_state():
     before = torch.get_rng_state()
     list(loader(rows(53)).epoch(0))
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_model_that_writes_into_its_inputs_does_no_harm(shuffle):
+def test_batches_may_be_overwritten(shuffle):
     data = rows(20)
     batches = loader(data, shuffle=shuffle)
     with torch.inference_mode():
@@ -87,7 +87,7 @@ def test_a_model_that_writes_into_its_inputs_does_no_harm(shuffle):
     assert sorted(flat(batches.epoch(0))) == list(range(20))
 
 
-def test_a_whole_set_is_not_copied_where_it_lies_there_already():
+def test_set_on_its_device_is_not_copied():
     data = rows(20)
     assert loader(data)._rows is data
 
@@ -105,7 +105,7 @@ NESTED = {
 
 @pytest.mark.parametrize(("make", "kind"), NESTED.values(), ids=NESTED)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_nested_rows_give_batches_of_the_same_nesting(make, kind, shuffle):
+def test_nested_rows_give_nested_batches(make, kind, shuffle):
     batches = list(loader(make(*rows(25)), shuffle=shuffle).epoch(0))
     assert {type(batch) for batch in batches} == {kind}
     assert [len(tensors(batch)[0]) for batch in batches] == [10, 10, 5]
@@ -113,7 +113,7 @@ def test_nested_rows_give_batches_of_the_same_nesting(make, kind, shuffle):
     assert sorted(torch.cat([tensors(batch)[0] for batch in batches]).int().flatten().tolist()) == list(range(25))
 
 
-def test_two_epochs_may_run_beside_each_other():
+def test_two_epochs_run_at_the_same_time():
     batches = loader(rows(53))
     assert [numbers([a]) for a, _ in zip(batches.epoch(1), batches.epoch(2), strict=True)] == [
         numbers([a]) for a in batches.epoch(1)
@@ -121,7 +121,7 @@ def test_two_epochs_may_run_beside_each_other():
     batches.close()
 
 
-def test_a_large_splits_next_order_is_drawn_beside(monkeypatch):
+def test_next_order_is_drawn_in_a_thread(monkeypatch):
     drawn = []
 
     def draw(count, *, seed, epoch):

@@ -49,7 +49,7 @@ def plain(batches):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("first", [0, 2, 6])
-def test_the_batches_are_residents_whoever_reads_them(loader, shuffle, first):
+def test_streamed_batches_equal_resident_ones(loader, shuffle, first):
     expected = plain(loader(rows(), kind=Resident, shuffle=shuffle).epoch(3, first_batch=first))
     assert len(expected) == 6 - first
     for data, num_workers in ((rows(), 0), (Rows(), 0), (Rows(), 2)):
@@ -59,7 +59,7 @@ def test_the_batches_are_residents_whoever_reads_them(loader, shuffle, first):
         assert [batch[:2] for batch in found] == expected
 
 
-def test_what_a_dataset_draws_is_the_same_in_any_process_and_after_a_restart(loader):
+def test_draws_of_dataset_survive_restart_and_processes(loader):
     whole = plain(loader(Rows(), num_workers=0).epoch(2))
     workers = loader(Rows(), num_workers=2)
     assert plain(workers.epoch(2)) == whole
@@ -68,7 +68,7 @@ def test_what_a_dataset_draws_is_the_same_in_any_process_and_after_a_restart(loa
     assert [len(drawn) for drawn in epochs] == [COUNT, COUNT] and not epochs[0] & epochs[1]  # drawn again in each epoch
 
 
-def test_processes_are_started_once_and_end_with_close(loader):
+def test_processes_live_until_close(loader):
     streamed = loader(Rows(), num_workers=2)
     list(streamed.epoch(0))
     children = {child.pid for child in multiprocessing.active_children()}
@@ -81,7 +81,7 @@ def test_processes_are_started_once_and_end_with_close(loader):
     assert len(list(streamed.epoch(2))) == 6, "a later epoch starts new ones"
 
 
-def test_an_epoch_that_is_left_in_the_middle_ends_its_processes(loader):
+def test_unfinished_epoch_ends_its_processes(loader):
     streamed = loader(Rows(), num_workers=2)
     for _ in streamed.epoch(0):
         break
@@ -90,7 +90,7 @@ def test_an_epoch_that_is_left_in_the_middle_ends_its_processes(loader):
     assert [batch[:2] for batch in plain(streamed.epoch(1))] == expected
 
 
-def test_an_epoch_that_fails_ends_its_processes(loader):
+def test_failed_epoch_ends_its_processes(loader):
     streamed = loader(Rows(), num_workers=1)
     with pytest.raises(ZeroDivisionError):
         for _ in streamed.epoch(0):
@@ -107,7 +107,7 @@ def test_two_epochs_run_at_the_same_time(loader, num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_runs_random_numbers_are_left_alone(loader, num_workers):
+def test_streamed_epoch_keeps_random_state(loader, num_workers):
     drawn = []
     for reads in (False, True):
         random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -117,7 +117,7 @@ def test_the_runs_random_numbers_are_left_alone(loader, num_workers):
     assert drawn[0] == drawn[1]
 
 
-def test_nothing_is_read_before_it_is_asked_for(loader):
+def test_batches_are_read_when_they_are_needed(loader):
     read = []
 
     class Told(Rows):
@@ -156,7 +156,7 @@ class Log:
         self.say("wait")
 
 
-def test_on_cuda_the_next_batch_is_copied_beside_the_step_and_its_memory_kept(monkeypatch):
+def test_cuda_copies_next_batch_during_the_step(monkeypatch):
     log = Log(monkeypatch)
 
     def carry(batch, device, *, non_blocking):
@@ -174,6 +174,6 @@ def test_on_cuda_the_next_batch_is_copied_beside_the_step_and_its_memory_kept(mo
     assert log.said == ahead.split(", ")
 
 
-def test_on_cuda_nothing_comes_from_nothing(monkeypatch):
+def test_cuda_copies_of_empty_epoch_are_empty(monkeypatch):
     Log(monkeypatch)
     assert list(copied_ahead(iter([]), torch.device("cuda:0"), side="side")) == []

@@ -45,7 +45,7 @@ def problems(*args, **settings):
         "y\n1\n2\n",
     ],
 )
-def test_what_is_wrong_in_a_file(content, folder, messages):
+def test_invalid_file_is_refused(content, folder, messages):
     (folder / "t.csv").write_text(content)
     messages(problems("t.csv"))
 
@@ -71,7 +71,7 @@ def test_what_is_wrong_in_a_file(content, folder, messages):
     ],
     ids=str,
 )
-def test_what_is_wrong_in_the_settings(settings, messages):
+def test_invalid_settings_are_refused(settings, messages):
     messages(problems("good.csv", **settings))
 
 
@@ -99,7 +99,7 @@ def test_table_without_usable_column_says_why(folder, value, messages):
 @pytest.mark.parametrize("kind", ["auto", "regression"])
 @pytest.mark.parametrize("target", ["when", ["when", "y"]])
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_dates_are_no_target(kind, target, ending, folder, messages):
+def test_dates_as_target_are_refused(kind, target, ending, folder, messages):
     days = pandas.date_range("2026-01-01", periods=9)
     frame = pandas.DataFrame({"y": np.arange(9) / 2, "x": range(9), "when": days})
     frame.to_csv("t.csv", index=False) if ending == "csv" else frame.to_parquet("t.parquet")
@@ -108,21 +108,21 @@ def test_dates_are_no_target(kind, target, ending, folder, messages):
 
 
 @pytest.mark.parametrize("target", ["y", ["y", "z"]])
-def test_a_text_among_the_numbers_of_a_target(folder, target, messages):
+def test_text_among_target_numbers_is_refused(folder, target, messages):
     (folder / "t.csv").write_text("x,z,y\n" + "".join(f"{row},{row}.5,{row}.5\n" for row in range(9)) + "9,1,oops\n")
     messages(problems("t.csv", target))
     if target == "y":
         assert table("t.csv", target, kind="classification").facts["num_classes"] == 10
 
 
-def test_all_unknown_names_at_once():
+def test_all_unknown_names_are_reported():
     assert len(problems("good.csv", "yy", drop=["a1"], columns=["b1"])) == 3
 
 
 @pytest.mark.parametrize(
     "path", ["god.csv", "none/t.csv", "*.tsv", "empty", "t.xlsx", "t.parquet", "t.feather", "t.csv.gz"]
 )
-def test_what_is_no_table(path, folder, messages):
+def test_other_files_are_refused(path, folder, messages):
     (folder / "empty").mkdir()
     for name in ("t.xlsx", "t.parquet", "t.feather", "t.csv.gz"):
         (folder / name).write_text(GOOD)
@@ -130,7 +130,7 @@ def test_what_is_no_table(path, folder, messages):
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_another_encoding(encoding, folder, messages):
+def test_other_encodings_are_refused(encoding, folder, messages):
     (folder / "t.csv").write_bytes("age,city,y\n1,a,0\n2,Å,1\n".encode(encoding))
     messages(problems("t.csv"))
 
@@ -142,7 +142,7 @@ def test_carriage_returns_as_line_ends_are_refused(folder, messages):
     messages(problems("t.csv"))
 
 
-def test_a_number_is_neither_true_nor_false(folder, messages):
+def test_number_in_boolean_column_is_refused(folder, messages):
     pandas.DataFrame({"flag": [True, False, None, True], "y": [0, 1, 0, 1]}).to_parquet("t.parquet")
     reader = build(table("t.parquet").reader, key="reader")
     pandas.DataFrame({"flag": [1.0, 0.0, None]}).to_parquet("numbers.parquet")
@@ -158,7 +158,7 @@ def test_missing_values_can_be_refused(folder, messages):
     assert table("t.csv").facts["in_features"] == 4
 
 
-def test_a_row_of_a_parquet_file(folder, messages):
+def test_bad_value_in_parquet_has_its_row(folder, messages):
     import pandas as pd
 
     pd.DataFrame({"x": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}).to_parquet("t.parquet")
@@ -168,7 +168,7 @@ def test_a_row_of_a_parquet_file(folder, messages):
 @pytest.mark.parametrize(
     ("ending", "where"), [("csv", "line 70002"), ("parquet", "row 70001"), ("feather", "row 70001")]
 )
-def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
+def test_bad_value_far_down_has_its_line(ending, where, folder, monkeypatch):
     """After the rows that are read at once."""
     import pandas as pd
 

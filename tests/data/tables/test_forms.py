@@ -64,12 +64,12 @@ def test_a_decimal_comma_parts_no_columns(folder, lines, columns):
     assert list(source.columns) == columns and rows_of(source)[0][1, :2].tolist() == [1.0, 2.5][: len(columns)]
 
 
-def test_a_comma_parts_columns_whose_values_stand_in_quotes(folder):
+def test_quoted_values_may_be_separated_by_commas(folder):
     (folder / "quoted.csv").write_text('a,b,y\n"7,60","6,82",1\n"1,00","2,5",2\n')
     assert list(table("quoted.csv", decimal=",").columns) == ["a", "b"]
 
 
-def test_the_runs_reader_and_its_measuring_take_the_same_form():
+def test_reader_and_evaluation_keep_the_form():
     source = table("german.csv", **SETTINGS)
     read = build(source.reader, key="reader")("german.csv")
     assert torch.equal(read.nan_to_num(), source.rows[0].nan_to_num())
@@ -110,7 +110,7 @@ def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch, mess
     messages(problem("none.csv", drop_missing_targets=True))
 
 
-def test_a_file_of_another_form_is_told_as_one(folder, messages):
+def test_file_of_another_form_is_refused(folder, messages):
     assert messages(problem("german.csv")).suggestions == ("\"data.decimal=','\"",)
     assert messages(problem("german.csv", decimal=",")).suggestions == ("data.date_format='%d.%m.%Y'",)
     (folder / "t.csv").write_text("day,y\n31/12/2024,0\n30/12/2024,1\n")
@@ -121,7 +121,7 @@ def test_a_file_of_another_form_is_told_as_one(folder, messages):
         assert messages(problem(name, date_format="%m/%d/%Y")).suggestions == (write,)
 
 
-def test_what_looks_like_dates_is_told(folder):
+def test_hint_names_columns_like_dates(folder):
     days = [f"{index % 12 + 1:02}/{index % 28 + 1:02}/20{index % 20:02}" for index in range(300)]
     cells = [f'{day},{index % 24:02}:{index % 60:02},"$1,{index:03}.50",{index % 2}' for index, day in enumerate(days)]
     (folder / "us.csv").write_text("day,time,price,y\n" + "\n".join(cells) + "\n")
@@ -183,7 +183,7 @@ def test_prices_are_numbers(folder):
 @pytest.mark.parametrize(
     "settings", [{"missing_values": [True]}, {"decimal": ";"}, {"header": "no"}, {"date_format": "DD.MM.YYYY"}], ids=str
 )
-def test_settings_that_are_none(settings, messages):
+def test_invalid_settings_are_refused(settings, messages):
     messages(problem("german.csv", **settings))
 
 
@@ -195,7 +195,7 @@ def test_a_parquet_file_has_names(folder, messages):
 
 
 @pytest.mark.parametrize("value", ["-1e+308", "1e39", f"{10**40}"])
-def test_a_number_that_float32_cannot_hold_is_told_as_one(value, folder, messages):
+def test_number_beyond_float32_is_refused(value, folder, messages):
     (folder / "t.csv").write_text(f"x,y\n1,0\n{value},1\n3,0\n4,1\n")
     messages(problem("t.csv"))
     assert np.isfinite(np.float32(3.4e38))

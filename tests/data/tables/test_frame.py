@@ -63,14 +63,14 @@ def test_the_form_of_the_runs_file_holds(tmp_path, monkeypatch):
     same(read.frame(pandas.read_csv(file, sep=";")), read(str(file)))
 
 
-def test_what_a_frame_lacks_and_what_a_column_can_not_take_is_told(reader, messages):
+def test_frame_without_column_is_refused(reader, messages):
     read, _, file = reader
     frame = pandas.read_csv(file)
     messages(problems_of(read.frame, frame.rename(columns={"age": "agee"})))
     messages(problems_of(read.frame, frame.assign(age=[1, "old", 2, 3, 4])))
 
 
-def test_rows_become_a_frame_that_is_read_as_the_same_rows(reader):
+def test_frame_of_rows_is_read_as_them(reader):
     read, columns, file = reader
     rows = read(str(file))
     frame = frame_of(columns, rows.numpy())

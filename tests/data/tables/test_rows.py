@@ -41,7 +41,7 @@ def cached(folder):
 
 
 @pytest.mark.parametrize("settings", [{}, {"target": "x"}, {"target": "y", "kind": "regression"}])
-def test_the_same_rows_splits_and_layers_as_in_memory(settings):
+def test_mapped_rows_equal_those_in_memory(settings):
     whole, parts = table("t.csv", **settings), table("t.csv", in_memory=False, **settings)
     assert isinstance(parts.rows, MappedRows)
     assert (parts.facts, parts.classes, parts.reader) == (whole.facts, whole.classes, whole.reader)
@@ -67,7 +67,7 @@ def test_single_rows_and_batches():
     assert rows[4][0][0] != 0
 
 
-def test_another_process_gets_the_file_and_not_its_rows():
+def test_pickled_rows_are_read_from_their_file():
     rows = table("t.csv", in_memory=False).rows
     rows[0]
     sent = pickle.dumps(rows)
@@ -76,7 +76,7 @@ def test_another_process_gets_the_file_and_not_its_rows():
 
 
 @pytest.mark.parametrize("target", ["y", "x"])
-def test_the_fingerprint_is_that_of_rows_in_memory(folder, monkeypatch, target):
+def test_fingerprint_of_mapped_rows_is_the_same(folder, monkeypatch, target):
     """in_memory=auto depends on the free memory at that moment."""
     (folder / "test.csv").write_text("x,c,y\n1,a,0\n2,b,1\n")
     how = {"target": target, "test_path": "test.csv"}
@@ -87,7 +87,7 @@ def test_the_fingerprint_is_that_of_rows_in_memory(folder, monkeypatch, target):
     assert prints != {fingerprint(table("t.csv", target=target, in_memory=False))}
 
 
-def test_made_once_and_again_when_the_file_or_the_settings_change(folder, monkeypatch):
+def test_cache_is_written_again_after_changes(folder, monkeypatch):
     first = table("t.csv", in_memory=False)
     with monkeypatch.context() as patch:
         patch.setattr("runner.data.tables.table.choose", None)  # neither read nor written again
@@ -132,7 +132,7 @@ def test_memory_decides(left, asked, fits, monkeypatch):
 
 
 @pytest.mark.parametrize(("target", "num_bytes"), [("c", 30 * 3 * 4), ("x", 30 * 2 * 4)])
-def test_a_rows_size_is_that_of_its_numbers(folder, monkeypatch, target, num_bytes):
+def test_size_of_row_counts_its_numbers(folder, monkeypatch, target, num_bytes):
     """A class is one number, for any number of classes."""
     rows = "".join(f"{row}.5,{row}\n" for row in range(30))
     (folder / "u.csv").write_text(f"x,c\n{rows}")
@@ -142,7 +142,7 @@ def test_a_rows_size_is_that_of_its_numbers(folder, monkeypatch, target, num_byt
     assert asked == [num_bytes] == [sum(part.nbytes for part in source.rows)]
 
 
-def test_auto_takes_the_disk_where_memory_is_short(monkeypatch):
+def test_auto_maps_rows_if_memory_is_short(monkeypatch):
     monkeypatch.setattr(host_memory, "memory_left", lambda: (9_000, "left by ulimit -d"))
     source = table("t.csv")
     assert isinstance(source.rows, MappedRows)
@@ -244,7 +244,7 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 
 @LINUX
 @pytest.mark.slow
-def test_many_rows_train_in_less_memory_than_they_take(folder, warm):
+def test_mapped_rows_train_in_little_memory(folder, warm):
     """A CSV of 99 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed in addition to the imports.
 
     RLIMIT_DATA counts memory that can't be reclaimed. It excludes the pages of a mapped file; RLIMIT_AS would count torch's libraries.

@@ -55,7 +55,7 @@ def problem(*args, **settings):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_where_a_row_stands_is_told_past_those_that_were_left_out(folder, in_memory):
+def test_place_counts_rows_that_were_dropped(folder, in_memory):
     write("a.csv", "day,x,y\n2026-01-05,1,1\n\n2026-01-06,2,\n2026-01-07,3,3\n")
     write("b.csv", "day,x,y\n2026-01-08,4,4\n")
     source = table(["a.csv", "b.csv"], drop_missing_targets=True, in_memory=in_memory)
@@ -63,7 +63,7 @@ def test_where_a_row_stands_is_told_past_those_that_were_left_out(folder, in_mem
     assert source.columns == ("day", "day", "day", "x")
 
 
-def test_numbers_texts_booleans_dates_and_what_is_missing(mixed):
+def test_columns_of_every_kind_are_encoded(mixed):
     source = table(mixed)
     days = (dt.date(2026, 1, 5) - dt.date(1970, 1, 1)).days
     assert source.rows[0][0].tolist() == [31, 0, 1, days, 0, 0, 100.5]
@@ -80,7 +80,7 @@ def test_numbers_texts_booleans_dates_and_what_is_missing(mixed):
     assert "label (the last column): 2 classes" in source.origin
 
 
-def test_facts_and_layers_agree_whatever_the_training_split_holds(mixed):
+def test_facts_agree_with_layers_of_any_split(mixed):
     source = table(mixed)
     for chosen in ([0], [1, 2], [3]):
         rows = tuple(part[chosen] for part in source.rows)
@@ -90,7 +90,7 @@ def test_facts_and_layers_agree_whatever_the_training_split_holds(mixed):
         assert torch.isfinite(found).all()
 
 
-def test_fitted_on_the_training_split_alone(folder):
+def test_layers_are_fitted_on_the_training_split(folder):
     write("t.csv", "x,c,y\n" + "".join(f"{i},{'rare' if i == 3 else 'common'},{i % 2}\n" for i in range(20)))
     source = table("t.csv")
     train = tuple(part[4:] for part in source.rows)
@@ -127,7 +127,7 @@ def test_the_kind_follows_from_the_target(values, kind, classes):
         assert source.targets == ("y",)
 
 
-def test_many_whole_numbers_are_a_regression_and_a_person_may_say_otherwise():
+def test_many_whole_numbers_are_a_regression():
     write("t.csv", "x,y\n" + "".join(f"{i % 7},{i}\n" for i in range(150)))
     assert table("t.csv").facts["num_classes"] is None
     assert table("t.csv", kind="classification").facts["num_classes"] == 150
@@ -162,7 +162,7 @@ def test_rare_categories_are_as_unknown():
     assert "2 most frequent categories of c" in source.origin
 
 
-def test_keys_are_left_out_unless_somebody_asks():
+def test_keys_are_left_out_unless_named():
     write("t.csv", "name,x,y\n" + "".join(f"n{i},{i},{i % 2}\n" for i in range(150)))
     assert table("t.csv").facts["in_features"] == 1
     assert "left out" in table("t.csv").origin
@@ -262,7 +262,7 @@ def test_like_an_earlier_run(mixed):
     assert torch.equal(table("one.csv", like=build(source.reader, key="like")).rows[0], again.rows[0])
 
 
-def test_the_reader_takes_a_file_without_targets_in_any_order(mixed, caplog):
+def test_reader_takes_columns_in_any_order(mixed, caplog):
     source = table(mixed)
     reader = build(source.reader, key="reader")
     assert torch.equal(reader(mixed).nan_to_num(-9), source.rows[0].nan_to_num(-9))
@@ -285,7 +285,7 @@ def test_the_reader_says_what_is_missing(mixed, messages):
     messages(problems_of(reader, "none.csv"))
 
 
-def test_odd_names_and_categories_travel_through_the_card():
+def test_odd_names_survive_the_model_card():
     names = ["a,b", 'quo"te', "${x}", "ü \n new", "{y}", "=1", "target"]
     rows = [["${x}", 1, 2, 3, 4, 5, 0], ["{z}", 5, 4, 3, 2, 1, 1]]
     with Path("odd.csv").open("w", newline="", encoding="utf-8") as file:
@@ -326,7 +326,7 @@ def test_splits_keep_the_classes(folder):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_numbers_with_more_digits_than_float32_has_stay_apart(in_memory, ending, folder):
+def test_numbers_with_many_digits_stay_distinct(in_memory, ending, folder):
     stamps = [1_700_000_000 + number for number in range(100)]
     places = [52.12345 + number * 1e-7 for number in range(100)]
     # their differences are as large as they are: they do not change
@@ -361,14 +361,14 @@ def test_table_in_float64_keeps_all_digits(folder):
     assert build(source.reader, key="reader")("t.csv")[5, 0].item() == 4e9 + 5 / 8
 
 
-def test_a_target_with_more_digits_than_float32_has_is_told():
+def test_note_names_target_with_many_digits():
     write("t.csv", "x,y\n" + "".join(f"{-number},{1_700_000_000 + number}\n" for number in range(200)))
     (told,) = table("t.csv").notes[1:]
     assert "target y has steps of 128 in float32" in told and "a column of y less 1,700,000,100" in told
     assert len(table("t.csv", "x").notes) == 2  # an input column has its mean subtracted
 
 
-def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
+def test_moments_of_chunks_equal_those_of_rows(monkeypatch):
     monkeypatch.setattr(table_module, "CHUNK_FLOATS", 8)
     draw = np.random.default_rng(0)
     rows = np.sort(draw.normal(1e3, 10, (101, 3)), 0).astype(np.float32)

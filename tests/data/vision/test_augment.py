@@ -96,7 +96,7 @@ def test_a_quarter_turn_and_a_zoom():
     assert changed([0.01], spot, scale=0.5).sum() < 0.5 + 0.51  # smaller, with the same brightness
 
 
-def test_saturation_leaves_grey_alone_and_takes_colours_towards_it():
+def test_saturation_keeps_gray():
     grey = torch.full((1, 3, 2, 2), 0.4)
     torch.testing.assert_close(changed([0.0], grey, saturation=0.5), grey)
     red = torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1)
@@ -104,7 +104,7 @@ def test_saturation_leaves_grey_alone_and_takes_colours_towards_it():
     torch.testing.assert_close(changed([0.0], red, saturation=0.5), expected)
 
 
-def test_mixup_mixes_images_and_classes_by_the_same_share():
+def test_mixup_shares_images_and_classes_equally():
     images = torch.tensor([0.0, 1.0, 2.0]).reshape(3, 1, 1, 1).expand(3, 1, 2, 2)
     mixed, shares = finish(images, mixup=1)((images, torch.tensor([0, 1, 2])), torch.tensor([[0.0], [0.5], [0.999]]))
     assert mixed[:, 0, 0, 0].tolist() == pytest.approx([1.0, 0.75, 2.0], abs=2e-3)
@@ -128,14 +128,14 @@ def test_the_shares_are_those_of_beta(alpha):
     np.testing.assert_allclose(module._share(draws).numpy(), expected, atol=2e-3)
 
 
-def test_each_row_has_draws_of_its_own():
+def test_each_row_has_its_draws():
     images = TINY.expand(2, 1, 2, 3)
     module = finish(images, flip=True)
     batch = module((images, torch.zeros(2)), torch.tensor([[0.1], [0.9]]))
     assert batch[0][:, 0, 0].tolist() == [[3, 2, 1], [1, 2, 3]]
 
 
-def test_the_order_of_writing_does_not_matter_and_a_list_has_the_usual_strengths():
+def test_list_of_names_has_usual_strengths():
     listed = augmented(source(torch.zeros(1, 1, 8, 8), torch.zeros(1)), ["crop", {"flip": 0.25}]).finish
     assert isinstance(listed, Augment)
     assert listed.strengths == {"flip": 0.25, "crop": 4.0}
@@ -151,13 +151,13 @@ def test_evaluation_changes_nothing():
 
 
 @pytest.mark.parametrize("asked", [None, {}, [], {"flip": None}])
-def test_nothing_asked_is_no_finish(asked):
+def test_no_augmentation_keeps_the_source(asked):
     plain = source(TINY, torch.zeros(1))
     assert augmented(plain, asked) is plain
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_the_same_draws_give_the_same_batch_on_each_device(device, dtype):
+def test_same_draws_give_same_batch_everywhere(device, dtype):
     images = (torch.rand(16, 3, 8, 8) * 255).to(dtype)
     targets, draws = torch.arange(16) % 3, torch.rand(16, 12)
     module = finish(images, **EVERYTHING)
@@ -178,7 +178,7 @@ def loader(device, kind=Resident):
     return batches
 
 
-def test_two_epochs_differ_and_an_epoch_again_is_the_same(device):
+def test_epochs_differ_and_can_be_repeated(device):
     torch.manual_seed(0)
     batches = loader(device)
     first, again, second = (list(batches.epoch(number)) for number in (0, 0, 1))
@@ -221,15 +221,15 @@ def test_nothing_is_read_from_the_device(device):
     ],
     ids=str,
 )
-def test_what_is_no_augmentation(asked, messages):
+def test_invalid_augmentations_are_refused(asked, messages):
     messages(problems_of(digits, asked))
 
 
-def test_all_problems_at_once():
+def test_all_bad_augmentations_are_reported():
     assert len(problems_of(digits, {"flop": 1, "mixup": -1})) == 2
 
 
-def test_rows_that_are_no_images(messages):
+def test_rows_other_than_images_are_refused(messages):
     messages(problems_of(augmented, source(torch.zeros(2, 64), torch.zeros(2)), ["flip"]))
 
 
@@ -255,7 +255,7 @@ def run(folder, *words):
     return runner.run([*fixed, *words], folder=folder)
 
 
-def test_a_run_that_is_taken_up_equals_an_unbroken_one(own_folder):
+def test_resumed_run_equals_an_uninterrupted_one(own_folder):
     whole = run("whole")
     stopped = run("parts", "train.num_steps=9", "train.checkpoint_every_steps=1")
     assert (whole["status"], stopped["status"]) == ("finished", "finished")

@@ -75,7 +75,7 @@ def test_ready_splits(tmp_path, val, decode):
 @pytest.mark.parametrize(
     "names", [["train", "val", "unlabeled"], ["train", "val", "validation"], ["train", "test", "old", "older"]], ids=str
 )
-def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, messages):
+def test_directories_next_to_splits_are_refused(tmp_path, names, messages):
     for name in names:
         make(tmp_path / name)
     messages(refused(str(tmp_path)))
@@ -87,7 +87,7 @@ def test_a_class_that_is_called_train(tmp_path):
     assert images(str(tmp_path)).classes == ("bus", "train")
 
 
-def test_what_is_no_image_and_what_is_hidden_is_left_out(tmp_path):
+def test_other_and_hidden_files_are_skipped(tmp_path):
     make(tmp_path)
     (tmp_path / "readme.md").write_text("words")
     (tmp_path / "red" / "notes.txt").write_text("words")
@@ -97,7 +97,7 @@ def test_what_is_no_image_and_what_is_hidden_is_left_out(tmp_path):
     assert len(images(str(tmp_path)).rows[0]) == 12
 
 
-def test_decoded_by_workers_it_is_the_same(tmp_path):
+def test_images_of_workers_equal_those_in_memory(tmp_path):
     make(tmp_path)
     here, there = images(str(tmp_path), decode="once"), images(str(tmp_path), decode="workers")
     assert len(there.rows) == 12
@@ -110,7 +110,7 @@ def test_decoded_by_workers_it_is_the_same(tmp_path):
     assert there.rows.collate_fn(found := there.rows.__getitems__([3, 1])) is found
 
 
-def test_the_fingerprint_tells_other_images(tmp_path):
+def test_fingerprint_changes_with_an_image(tmp_path):
     make(tmp_path)
     for decode in ("once", "workers"):
         before = fingerprint(images(str(tmp_path), decode=decode))
@@ -121,7 +121,7 @@ def test_the_fingerprint_tells_other_images(tmp_path):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_the_fingerprint_is_of_the_files_wherever_their_rows_lie(tmp_path, given):
+def test_fingerprint_is_the_same_for_workers(tmp_path, given):
     """decode=auto depends on the free memory at that moment."""
     for name in ("train", "test") if given else ("",):
         make(tmp_path / name)
@@ -130,7 +130,7 @@ def test_the_fingerprint_is_of_the_files_wherever_their_rows_lie(tmp_path, given
 
 
 @pytest.mark.parametrize(("size", "shape"), [(4, (4, 4)), ([4, 6], (4, 6)), ([16, 4], (16, 4))])
-def test_images_are_scaled_to_fill_and_cut_from_the_middle(tmp_path, size, shape):
+def test_images_are_scaled_and_center_cropped(tmp_path, size, shape):
     wide = np.zeros((8, 24, 3), np.uint8)
     wide[:, 8:16] = 200  # the middle third
     save(tmp_path / "a" / "wide.png", wide)
@@ -141,7 +141,7 @@ def test_images_are_scaled_to_fill_and_cut_from_the_middle(tmp_path, size, shape
     assert pixels[1].unique().tolist() == [7]
 
 
-def test_a_big_jpeg_is_the_same_picture_when_it_is_made_small(tmp_path):
+def test_large_jpeg_keeps_its_content_when_scaled(tmp_path):
     ramp = np.linspace(0, 255, 512).astype(np.uint8)[None, :, None].repeat(512, 0).repeat(3, 2)
     save(tmp_path / "ramp.jpg", ramp, quality=95)
     small = decoded(tmp_path / "ramp.jpg", mode="gray", size=(16, 16))[0, 8].float()
@@ -153,13 +153,13 @@ def test_a_big_jpeg_is_the_same_picture_when_it_is_made_small(tmp_path):
 
 
 @pytest.mark.parametrize("decode", ["once", "workers"])
-def test_sizes_that_differ_are_told_with_a_file(tmp_path, decode, messages):
+def test_different_sizes_are_refused_with_a_file(tmp_path, decode, messages):
     make(tmp_path)
     save(tmp_path / "red" / "odd.png", np.zeros((5, 9, 3), np.uint8))
     messages(refused(str(tmp_path), decode=decode))
 
 
-def test_broken_images_are_told_all_at_once(tmp_path, messages):
+def test_all_broken_images_are_reported(tmp_path, messages):
     make(tmp_path)
     whole = (tmp_path / "red" / "002.png").read_bytes()
     (tmp_path / "red" / "002.png").write_bytes(whole[: len(whole) // 2])
@@ -174,7 +174,7 @@ def test_broken_images_are_told_all_at_once(tmp_path, messages):
     messages(problems_of(channel_statistics, streamed.rows))
 
 
-def test_of_many_broken_images_the_first_are_named(tmp_path, messages):
+def test_first_of_many_broken_images_are_named(tmp_path, messages):
     for number in range(50):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / f"{number:02}.png").write_bytes(b"")
@@ -210,7 +210,7 @@ def test_kinds_of_images(tmp_path):
         decoded(tmp_path / "floats.tif", mode="rgb", size=None)
 
 
-def test_the_camera_says_which_side_is_up(tmp_path):
+def test_exif_orientation_is_applied(tmp_path):
     pixels = np.zeros((8, 16, 3), np.uint8)
     pixels[:, :8] = 255  # rotated: the left half becomes the upper one by tag 6
     tags = Image.Exif()
@@ -223,7 +223,7 @@ def test_the_camera_says_which_side_is_up(tmp_path):
     assert source.rows[0][0, 0, 15].max() < 5
 
 
-def test_the_model_is_given_what_normalises_the_training_split_alone(tmp_path):
+def test_layers_normalize_by_the_training_split(tmp_path):
     make(tmp_path / "train")
     save(tmp_path / "test" / "red" / "1.png", np.full((8, 8, 3), 255, np.uint8))
     for decode in ("once", "workers"):
@@ -239,7 +239,7 @@ def test_the_model_is_given_what_normalises_the_training_split_alone(tmp_path):
         assert json.loads(json.dumps(before)) == before
 
 
-def test_a_reader_reads_images_of_the_same_kind(tmp_path, messages):
+def test_reader_reads_images_in_the_same_form(tmp_path, messages):
     source = images(str(make(tmp_path / "set")), size=[4, 6], mode="gray")
     reader = build(json.loads(json.dumps(source.reader)))
     other = tmp_path / "other"
@@ -269,7 +269,7 @@ def test_predictions_read_images_in_blocks(tmp_path, monkeypatch):
     assert [len(block) for block in blocks] == [5, 5, 2]
 
 
-def test_other_images_are_read_like_those_of_a_run(tmp_path, messages):
+def test_like_reads_other_images_the_same(tmp_path, messages):
     first = images(str(make(tmp_path / "first")), size=4, mode="gray")
     save(tmp_path / "second" / "red" / "1.png", picture(1, is_red=True, height=30, width=20))
     again = images(str(tmp_path / "second"), like=first.reader)
@@ -280,7 +280,7 @@ def test_other_images_are_read_like_those_of_a_run(tmp_path, messages):
     messages(refused(str(tmp_path / "second"), like=first.reader))
 
 
-def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch):
+def test_workers_decode_if_memory_is_short(tmp_path, monkeypatch):
     import psutil
 
     make(tmp_path)
@@ -302,11 +302,11 @@ def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch)
     ],
     ids=str,
 )
-def test_settings_that_are_none(tmp_path, settings, messages):
+def test_invalid_settings_are_refused(tmp_path, settings, messages):
     messages(refused(str(make(tmp_path)), **settings))
 
 
-def test_folders_that_are_none(tmp_path, messages):
+def test_invalid_directories_are_refused(tmp_path, messages):
     make(tmp_path / "flowers")
     assert messages(refused(str(tmp_path / "flower"))).suggestions == (f"data.path={tmp_path}/flowers",)
     messages(refused(str(tmp_path / "flowers" / "red")))
@@ -339,7 +339,7 @@ def run(folder, *words):
     return runner.run([*fixed, "task.plots=false", *words], folder=folder)
 
 
-def test_runs_with_the_images_in_memory_and_with_workers_are_the_same(own_folder):
+def test_runs_with_workers_are_the_same(own_folder):
     make(own_folder / "set", count=30)
     resident = run("resident", "data.decode=once")
     streamed = run("streamed", "data.decode=workers", "data.num_workers=2")
@@ -352,7 +352,7 @@ def test_runs_with_the_images_in_memory_and_with_workers_are_the_same(own_folder
     assert card["reader"]["size"] == [8, 8]
 
 
-def test_a_broken_image_that_a_worker_meets_is_named(own_folder):
+def test_broken_image_of_worker_is_named(own_folder):
     make(own_folder / "set", count=30)
     file = own_folder / "set" / "red" / "017.png"
     file.write_bytes(file.read_bytes()[:-60])
