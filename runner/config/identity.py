@@ -25,6 +25,7 @@ REMOVED = ("placement.map",)
 #: arguments of parts that they wrote, with the value that changed nothing
 REMOVED_ARGUMENTS: dict[str, dict[str, Any]] = {
     "runner.data.huggingface": {"data_dir": None, "streaming": False, "num_rows": None},
+    "runner.data.playground": {"features": ["x1", "x2"]},
 }
 #: keys that describe the data or the command, and keys without a meaning now
 NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.", *REMOVED)

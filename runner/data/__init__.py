@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runner.data.array_files import array_inputs as array_inputs
     from runner.data.array_files import arrays as arrays
-    from runner.data.builtin.generated import Features as Features
     from runner.data.builtin.generated import mnist1d as mnist1d
     from runner.data.builtin.generated import playground as playground
     from runner.data.builtin.generated import synthetic as synthetic

@@ -46,7 +46,7 @@ CASES = {
     "lstm": ["model=lstm", "model.hidden_size=8", "model.num_layers=2", "model.pooling=mean", *SIGNALS],
     "frozen": ["model=resnet", "model.width=8", "model.freeze=stem", "optimizer.no_decay=norms_and_biases", *IMAGES],
     "autoencoder": ["model=autoencoder", *SAME],
-    "playground": ["model=mlp", "data=playground", "data.features=[x1,sin_x2]"],
+    "playground": ["model=mlp", "data=playground"],
     "mnist1d": ["model=mlp", "data=mnist1d", "data.num_rows=100", "data.num_test_rows=20"],
 }
 

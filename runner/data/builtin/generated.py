@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from runner.config.checks import WIDTHS, Check, Count, at_least, checked, one_of
 from runner.data.loading.order import ROWS, generator
-from runner.data.source import Preprocessing, Source, facts_of
+from runner.data.source import Source, facts_of
 from runner.data.vision.augment import Augmentations, augmented
 from runner.errors import RunnerError
 
@@ -117,36 +117,6 @@ def _blurred(signals: Tensor) -> Tensor:  # (N, L) -> (N, L)
     return blurred
 
 
-FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "x1": lambda x1, x2: x1,
-    "x2": lambda x1, x2: x2,
-    "x1_squared": lambda x1, x2: x1.square(),
-    "x2_squared": lambda x1, x2: x2.square(),
-    "x1_times_x2": lambda x1, x2: x1 * x2,
-    "sin_x1": lambda x1, x2: x1.sin(),
-    "sin_x2": lambda x1, x2: x2.sin(),
-}
-
-
-def _are_features(names: object) -> bool:
-    return isinstance(names, Sequence) and not isinstance(names, str) and bool(names) and set(names) <= set(FEATURES)
-
-
-FeatureNames = Annotated[Sequence[str], Check(_are_features, f"a list of {', '.join(FEATURES)}", "[x1,x2]")]
-
-
-class Features(nn.Module):
-    """Compute a column for each name. It is a layer, so that the trained model takes plain points."""
-
-    def __init__(self, names: FeatureNames) -> None:
-        super().__init__()
-        self.names = list(names)
-
-    def forward(self, points: Tensor) -> Tensor:  # (B, 2) -> (B, features)
-        x1, x2 = points.unbind(1)
-        return torch.stack([FEATURES[name](x1, x2) for name in self.names], 1)
-
-
 RADIUS = 5.0
 
 
@@ -164,30 +134,26 @@ def playground(
     num_rows: Annotated[int, at_least(2)] = 1000,
     *,
     noise: Annotated[float, NOISE_SHARE] = 0.0,
-    features: FeatureNames = ("x1", "x2"),
     seed: int = 0,
 ) -> Source:
     """Return points (num_rows, 2) within about 6 of the origin in two classes of equal size (of xor: by chance).
 
-    noise: 0 to 0.5, of the points, or of the border (circle, xor). features: the model's inputs, which a layer computes.
+    noise: 0 to 0.5, of the points, or of the border (circle, xor).
     """
-    names, draw = list(features), generator(seed, ROWS)
+    draw = generator(seed, ROWS)
 
     def uniform(count: int, low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, generator=draw, dtype=torch.float64)
 
     points, targets = SHAPES[shape](num_rows, float(noise), uniform, draw)
     points = points.float()
-    facts = facts_of(points, targets, num_classes=2)
-    around = Preprocessing(before={"_target_": "runner.data.Features", "names": names}, keeps_inputs=False)
     return Source(
         f"playground_{shape}",
         (points, targets),
-        {**facts, "input_shape": [len(names)], "in_features": len(names)},
+        facts_of(points, targets, num_classes=2),
         labels=targets,
         origin=f"generated after TensorFlow's Playground, seed {seed}",
         classes=("negative", "positive"),
-        around=None if names == ["x1", "x2"] else lambda train_rows: around,
     )
 
 
