@@ -166,7 +166,6 @@ def test_another_split_keeps_the_numbers():
         (np.eye(3, dtype=int), {}),
         (["a"], {"kind": "regression"}),
         (np.array([None, 1], dtype=object), {}),
-        ([1], {"kind": "classes"}),
         ([5], {"like": ("1", "2")}),
         ([], {}),
         (np.ones((3, 0)), {}),

@@ -106,7 +106,7 @@ class Helper:
     ],
 )
 def test_unregistered_weights_are_refused(hidden, messages):
-    messages(problems_of(check_trains, nn.Sequential(Layers(more=hidden)), asked="model"))
+    messages(problems_of(check_trains, nn.Sequential(Layers(more=hidden)), source="model"))
 
 
 def test_lists_of_registered_or_fixed_modules_pass():
@@ -114,11 +114,11 @@ def test_lists_of_registered_or_fixed_modules_pass():
     model.also = [model.seen, model.seen.weight]
     model.before.later = [model.seen]
     model.choices = {"chosen": model.seen, "other": nn.Linear(2, 2)}
-    check_trains(model, asked="model")
-    check_trains(nn.LSTM(2, 2), asked="model")
+    check_trains(model, source="model")
+    check_trains(nn.LSTM(2, 2), source="model")
 
 
 def test_all_unregistered_lists_are_reported(messages):
     hidden = Layers(a=[nn.Linear(2, 2), nn.Linear(2, 2)], b=[nn.Linear(2, 2)])
-    messages(problems_of(check_trains, hidden, asked="model"))
-    messages(problems_of(check_trains, nn.ReLU(), asked="model"))
+    messages(problems_of(check_trains, hidden, source="model"))
+    messages(problems_of(check_trains, nn.ReLU(), source="model"))
