@@ -132,7 +132,7 @@ def test_the_first_line_of_what_an_error_says(error, line):
         *((path, False, None) for path in ("a.csv", "C:/a.csv", "sets/*.csv", "/dev", "../a:b/c")),
     ],
 )
-def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
+def test_path_to_remote_file_is_refused(path, is_written, fix):
     assert [problem.help for problem in path_problems("data.path", path, is_written=is_written)] == [fix] * (
         fix is not None
     )

@@ -21,7 +21,7 @@ class Importing(ModuleType):
         raise AttributeError(name)
 
 
-def test_ctrl_c_in_the_first_moments_is_no_traceback(monkeypatch, capfd):
+def test_early_ctrl_c_prints_no_traceback(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "runner.cli", Importing("runner.cli"))
     monkeypatch.setattr(sys, "argv", ["runner", "--version"])
     assert __main__.main() == 130
@@ -29,7 +29,7 @@ def test_ctrl_c_in_the_first_moments_is_no_traceback(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("words", [[], ["devices", "--json"]])
-def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_folder):
+def test_uninstalled_checkout_names_missing_package(words, own_folder):
     """Like a Python without packages: -S ignores them."""
     command = [sys.executable, "-S", "-m", "runner", *words]
     said = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PACKAGES)}, capture_output=True, text=True)
@@ -44,7 +44,7 @@ def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_fo
         assert not said.stdout
 
 
-def test_another_module_that_is_missing_is_no_package_to_install(monkeypatch):
+def test_missing_other_module_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "runner.cli", None)
     with pytest.raises(ModuleNotFoundError, match="runner"):
         __main__.main()

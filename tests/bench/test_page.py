@@ -28,7 +28,7 @@ def test_what_is_printed_is_shown_and_written(page, capsys):
     assert rest == "| x | 1\\2 |\n<!-- end -->" + OLD.partition("old\n<!-- end -->")[2]
 
 
-def test_without_write_and_after_an_error_the_page_stays(page):
+def test_page_stays_without_write_or_after_error(page):
     with page.section("a.py", write=False):
         print("new")
     with pytest.raises(RuntimeError), page.section("a.py", write=True):
@@ -37,14 +37,14 @@ def test_without_write_and_after_an_error_the_page_stays(page):
     assert page.PAGE.read_text() == OLD
 
 
-def test_a_section_that_is_not_there_comes_last(page):
+def test_page_new_section_is_last(page):
     with page.section("b.py", write=True):
         print("new")
     assert page.PAGE.read_text().startswith(OLD.rstrip() + "\n\n<!-- b.py -->\nBy ")
     assert page.PAGE.read_text().endswith("\n\nnew\n<!-- end -->\n")
 
 
-def test_readmes_rows_are_there_when_all_were_measured(bench):
+def test_readme_rows_exist_when_measured(bench):
     table = bench("table")
     rows = [(table.PEERS[name], every) for name in table.SHORT for every in table.SHORT_EVERY]
     turns = [

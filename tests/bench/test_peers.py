@@ -55,7 +55,7 @@ def told(tmp_path, empty_store, warm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "package", "points"), PEERS, ids=[file for file, _, _ in PEERS])
-def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
+def test_peer_trains_logs_and_reports(file, package, points, told, device):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed here (pip install -c .constraints.txt -e '.[bench]')")
     result = told(*file.split(), "--steps=60", "--log-every=20", f"--device={device}")
@@ -69,7 +69,7 @@ def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
 
 
 @pytest.mark.slow
-def test_ours_tells_the_same_and_what_its_publisher_took(told, device):
+def test_ours_reports_same_and_uploader_time(told, device):
     result = told("ours.py", "--steps=150", f"--device={device}", "--words=metrics.pull_every=50")
     of_points = {"process_seconds", "publisher_cpu_seconds", "seconds_after_last_step"}
     assert set(result) == TOLD | of_points
@@ -82,7 +82,7 @@ def test_ours_tells_the_same_and_what_its_publisher_took(told, device):
 
 
 @pytest.mark.slow
-def test_the_bare_script_trains_as_many_steps_and_logs_each(told, tmp_path):
+def test_bare_script_logs_each_step(told, tmp_path):
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "rows.npz", x=draw.random((300, 64), np.float32), y=draw.integers(10, size=300))
     result = told("bare.py", "--data=rows.npz", "--steps=7")
@@ -91,7 +91,7 @@ def test_the_bare_script_trains_as_many_steps_and_logs_each(told, tmp_path):
 
 
 @pytest.mark.parametrize("size", ["mlp", "cnn", "transformer"])
-def test_each_size_has_rows_that_its_network_takes(size, bench):
+def test_size_rows_fit_network(size, bench):
     work = bench("work")
     asked = work.parsed([f"--size={size}", "--store=x"])
     inputs, targets = work.tensors(asked)
@@ -102,7 +102,7 @@ def test_each_size_has_rows_that_its_network_takes(size, bench):
     assert all(map(torch.equal, work.network(asked).parameters(), model.parameters()))
 
 
-def test_an_epoch_has_the_steps_that_are_asked_for_in_whole_permutations(bench):
+def test_epochs_are_permutations_of_requested_steps(bench):
     work = bench("work")
     asked = work.parsed(["--size=transformer", "--steps=130", "--store=x"])
     rows = list(work.sampler(range(work.NUM_MADE_ROWS), asked))
@@ -110,7 +110,7 @@ def test_an_epoch_has_the_steps_that_are_asked_for_in_whole_permutations(bench):
     assert sorted(rows[: work.NUM_MADE_ROWS]) == list(range(work.NUM_MADE_ROWS))
 
 
-def test_imports_are_counted_from_the_start_of_the_process(bench):
+def test_imports_are_timed_from_process_start(bench):
     assert bench("work").parsed(["--store=x"]).import_seconds > 1  # the import time of this test's process
 
 
@@ -132,7 +132,7 @@ def result_of(**fields):
     return {**points, "num_steps": 100, "num_steps_steady": 50, **fields}
 
 
-def test_the_table_compares_with_the_limit_of_the_same_turn(bench):
+def test_table_compares_with_limit_of_turn(bench):
     table = bench("table")
     peer = table.PEERS["textbook"]
     seconds = [(1.0, 5.0), (2.0, 4.0), (4.0, 12.0)]  # of the limit and of the peer, in each turn
@@ -152,7 +152,7 @@ def test_the_table_compares_with_the_limit_of_the_same_turn(bench):
     assert cells["first steps, s"] == "2.00"
 
 
-def test_a_peer_that_fails_is_told_and_the_others_are_measured(bench, monkeypatch, capsys):
+def test_failing_peer_is_reported_others_measured(bench, monkeypatch, capsys):
     table = bench("table")
 
     def measure(file, words, threads):
@@ -174,11 +174,11 @@ def test_a_peer_that_fails_is_told_and_the_others_are_measured(bench, monkeypatc
     assert broken.count("|") == whole.count("|")
 
 
-def test_a_step_of_a_short_run_is_that_of_the_whole(bench):
+def test_short_run_step_equals_whole(bench):
     assert bench("table").step_us({"seconds": 2.0, "seconds_steady": None, "num_steps": 4}) == 5e5
 
 
-def test_rows_are_what_is_installed_and_fits_the_device_and_the_logging(bench, monkeypatch):
+def test_rows_fit_installation_device_and_logging(bench, monkeypatch):
     table = bench("table")
     monkeypatch.setattr(table, "find_spec", lambda package: package != "lightning")
     peers = [table.PEERS[name] for name in ("limit_compiled", "ours_graph", "textbook", "lightning")]
@@ -203,7 +203,7 @@ def test_each_turn_begins_with_another(bench):
     assert orders("ab", 5)[0] == ["a", "b"]
 
 
-def test_a_slow_peer_is_cut_where_it_logs_each_step(bench, monkeypatch):
+def test_slow_peer_is_shortened(bench, monkeypatch):
     table = bench("table")
     asked = []
 

@@ -74,7 +74,7 @@ def test_what_cant_be_run(answer):
         assert all(each["help"] in said and each["message"] in said for each in found["faults"])
 
 
-def test_every_kind_of_error_is_reported_at_once(answer):
+def test_answer_reports_all_errors_at_once(answer):
     words = ["train.num_epochs=-1", "model.dropout=2", "optimizer.lr=abc", "train.cuda_graph=true", "device=cpu"]
     code, found, said = answer(*words)
     assert code == 2 and said.endswith("error: 4 problems found; nothing was started\n")
@@ -120,7 +120,7 @@ def test_help_lists_every_command(answer):
     assert "dropout" not in text and len(text.splitlines()) < 70  # not a list of all keys
 
 
-def test_a_password_is_masked_in_texts_alone(monkeypatch, capsys):
+def test_password_is_masked_only_in_texts(monkeypatch, capsys):
     monkeypatch.setenv("TRACK_PW", 'pä"1')
     monkeypatch.setenv("TRACK_NUMBER", "1234")
     monkeypatch.setenv(SECRETS, "TRACK_PW,TRACK_NUMBER")
@@ -140,7 +140,7 @@ def test_stopped_command_has_exit_code(answer, monkeypatch):
 
 
 @pytest.mark.slow
-def test_of_a_process_and_those_that_it_starts(own_folder):
+def test_json_sweep_process_prints_one_document(own_folder):
     """Jobs inherit the file descriptor of stdout, not Python's sys.stdout."""
     words = [*SHORT, "-m", "seed=1,2", "hydra.sweep.dir=s", "--json"]
     command, environment = [sys.executable, "-m", "runner", *words], {**os.environ, "PYTHONPATH": str(PACKAGES)}
@@ -151,7 +151,7 @@ def test_of_a_process_and_those_that_it_starts(own_folder):
     assert "report" in done.stderr
 
 
-def test_the_page_takes_a_port_that_nobody_answers_at(own_folder, capfd, monkeypatch):
+def test_page_takes_free_port(own_folder, capfd, monkeypatch):
     """On a Mac, AirPlay uses port 5000."""
     became = []
     Path("a.db").touch()

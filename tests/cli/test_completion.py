@@ -9,7 +9,7 @@ from runner import cli
 from runner.cli import dispatch, table
 
 
-def test_commands_and_folders_are_offered_where_they_may_stand(tmp_path):
+def test_completion_offers_commands_and_folders(tmp_path):
     run = tmp_path / "outputs" / "2026-11-22" / "10-00"
     run.mkdir(parents=True)
     (run / "rerun.yaml").touch()
@@ -26,7 +26,7 @@ def test_commands_and_folders_are_offered_where_they_may_stand(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["runner plan model=ml", "runner model=ml"])
-def test_behind_a_command_hydra_goes_on(line, monkeypatch, own_folder, capfd):
+def test_completion_after_command_is_hydras(line, monkeypatch, own_folder, capfd):
     monkeypatch.setenv("COMP_LINE", line)
     assert cli.main(["-sc", "query=bash"]) == 0
     assert capfd.readouterr().out.split() == ["model=mlp"]
@@ -74,6 +74,6 @@ def test_other_shells_take_what_is_printed(shell, capfd):
     subprocess.run([shell, "-n", "-c", script], check=True)
 
 
-def test_a_shell_that_nobody_knows_is_a_mistake(capfd):
+def test_completion_unknown_shell_is_refused(capfd):
     assert cli.main(["-sc", "install=csh"]) == 2
     assert "install=fish" in capfd.readouterr().err

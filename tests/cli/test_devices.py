@@ -8,7 +8,7 @@ from runner.device import Driver, Gpu, Hardware
 from runner.device.hardware import GIB
 
 
-def test_the_table_names_what_is_there_and_why_the_rest_is_not(capsys):
+def test_devices_table_gives_reasons_for_missing(capsys):
     assert cli.main(["devices"]) == 0
     text = capsys.readouterr().out
     assert "cpu" in text

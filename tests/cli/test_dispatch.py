@@ -211,7 +211,7 @@ def test_who_has_read_enough_gets_no_error(words, warm, tmp_path):
     assert process.returncode == 0 and (told == "" or "--json" in words), told
 
 
-def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
+def test_failure_code_stays_when_pipe_closes(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     failing = "import sys; from runner import cli; from runner.cli import Command; from runner.cli.table import COMMANDS; COMMANDS['ui'] = Command('ui', 'Track', 'Say so', lambda given: print('so') or 1); sys.exit(cli.main(['ui']))"
@@ -225,7 +225,7 @@ def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
     assert done.returncode == 1
 
 
-def test_the_persons_file_wins_over_ours(folder, capfd):
+def test_users_file_wins_over_builtin(folder, capfd):
     (folder / "conf" / "model").mkdir(parents=True)
     (folder / "conf" / "model" / "mlp.yaml").write_text(
         "_target_: my_models.Net\nin_features: ${facts.in_features}\nout_features: ${facts.out_features}\n"
@@ -239,7 +239,7 @@ def test_the_persons_file_wins_over_ours(folder, capfd):
     assert summary["peak_memory_bytes"] > 10_000_000 and summary["peak_memory_of"] == "process, at most"
 
 
-def test_a_run_can_be_run_again_from_its_folder(folder):
+def test_run_repeats_from_its_folder(folder):
     small = ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", "task.plots=false", OFF]
     assert cli.main([*small, "hydra.run.dir=first", "seed=3"]) == 0
     assert cli.main(["-cd", "first", "-cn", "rerun", "hydra.run.dir=again"]) == 0
@@ -248,7 +248,7 @@ def test_a_run_can_be_run_again_from_its_folder(folder):
     assert cli.main(["-cd", "first", "-cn", "rerun", "train.epochz=1"]) == 2
 
 
-def test_a_training_that_fails_exits_with_1_and_keeps_its_points(folder, capfd):
+def test_failing_training_exits_1_and_keeps_points(folder, capfd):
     data = ["data=synthetic", "data.num_rows=500", "data.num_classes=null", "task=regression", "model=linear"]
     words = [*data, "optimizer=sgd", "optimizer.lr=1e10", OFF, "hydra.run.dir=run"]
     assert cli.main(words) == 1
@@ -260,7 +260,7 @@ def test_a_training_that_fails_exits_with_1_and_keeps_its_points(folder, capfd):
 
 
 @pytest.mark.slow
-def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder, empty_store):
+def test_wheel_runs_custom_parts_in_empty_folder(own_folder, empty_store):
     """Built and unpacked like an installer would; its dependencies are already installed."""
     (own_folder / "dist").mkdir()
     build = f"from hatchling.build import build_wheel; build_wheel({str(own_folder / 'dist')!r})"
@@ -320,7 +320,7 @@ def test_directory_with_equals_sign_is_a_run(own_folder, refused):
         (["tracking.enabled=maybe"], ["checked"]),
     ],
 )
-def test_the_publishing_process_starts_before_the_check_and_ends_with_a_refusal(words, seen, own_folder, monkeypatch):
+def test_uploader_starts_before_check_ends_with_refusal(words, seen, own_folder, monkeypatch):
     order = []
 
     class Seen(train.Ahead):

@@ -56,7 +56,7 @@ def test_log_that_fails_is_refused(word, own_folder, capfd):
     assert not list(own_folder.iterdir())
 
 
-def test_a_runs_log_is_called_runner_whatever_the_job_is_called(tmp_path):
+def test_run_log_name_ignores_job_name(tmp_path):
     hydra = hydra_with("job.name=a/b", f"runtime.output_dir={tmp_path}")
     assert hydra.job_logging.handlers.file.filename == f"{tmp_path}/{LOG}"
 

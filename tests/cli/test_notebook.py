@@ -88,7 +88,7 @@ def test_the_cells_of_a_notebook(own_folder, warm):
     assert model.info.status == "FINISHED"
 
 
-def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
+def test_class_of_python_m_program_is_refused(monkeypatch):
     module = sys.modules["__main__"]
     monkeypatch.setattr(module, "Net", type("Net", (), {"__module__": "__main__"}), raising=False)
     monkeypatch.setattr(module, "__spec__", None)
@@ -103,7 +103,7 @@ def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
         instantiate.locate("__main__.Net")
 
 
-def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folder):
+def test_script_imported_by_worker_does_not_train(own_folder):
     (own_folder / "script.py").write_text("from runner import run\nrun(['model=linear'])\n")
     with pytest.raises(RunnerError, match="each would begin a run") as caught:
         runpy.run_path("script.py", run_name="__mp_main__")
@@ -130,7 +130,7 @@ def test_run_takes_one_run(own_folder):
     assert dict(os.environ) == before
 
 
-def test_a_run_s_points_are_found_after_a_chdir(own_folder, monkeypatch, write):
+def test_run_points_are_readable_after_chdir(own_folder, monkeypatch, write):
     def leave(cfg, folder, context):
         with Journal(folder) as journal:
             write.start(journal)
@@ -145,7 +145,7 @@ def test_a_run_s_points_are_found_after_a_chdir(own_folder, monkeypatch, write):
     assert len(result.history) == 3
 
 
-def test_ctrl_c_before_the_training_begins_leaves_nothing(own_folder, monkeypatch):
+def test_ctrl_c_before_training_leaves_nothing(own_folder, monkeypatch):
     def interrupted(cfg, folder, context):
         logging.getLogger("runner").warning("built")
         raise KeyboardInterrupt

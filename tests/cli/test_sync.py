@@ -42,7 +42,7 @@ def stores(own_folder, empty_store):
     return [f"sqlite:///{shutil.copy(empty_store, own_folder / name)}" for name in ("one.db", "other.db")]
 
 
-def test_each_run_goes_to_its_own_store_and_its_summary_says_so(run, stores, capfd):
+def test_sync_sends_each_run_to_its_store(run, stores, capfd):
     runs = [run(f"outputs/a/{number}", uri) for number, uri in enumerate(stores)]
     untracked = run("outputs/a/untracked", "")
     assert cli.main(["sync"]) == 0
@@ -59,7 +59,7 @@ def test_each_run_goes_to_its_own_store_and_its_summary_says_so(run, stores, cap
     assert not Path("mlflow.db").exists()
 
 
-def test_a_strangers_run_asks_for_a_store_and_the_others_are_sent(run, stores, capfd):
+def test_sync_untrusted_run_needs_named_store(run, stores, capfd):
     own, stranger = run("outputs/a/own", stores[0]), run("outputs/a/stranger", None)
     assert cli.main(["sync"]) == 2
     said = capfd.readouterr()
@@ -69,14 +69,14 @@ def test_a_strangers_run_asks_for_a_store_and_the_others_are_sent(run, stores, c
     assert cli.main(["sync", "outputs/a/stranger"]) == 2  # that is not enough to trust it
 
 
-def test_what_was_sent_elsewhere_lies_there_from_then_on(run, stores):
+def test_sync_to_other_store_is_remembered(run, stores):
     folder = run("outputs/a/run", "http://127.0.0.1:9")
     assert cli.main(["sync", f"tracking.uri={stores[0]}"]) == 0
     assert cli.main(["sync"]) == 0
     assert origin.store_of(folder) == stores[0]
 
 
-def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(run, stores, capfd):
+def test_folder_with_blank_is_quoted_in_suggestions(run, stores, capfd):
     run("outputs/a b/0", ""), run("outputs/a b/1", None), run("outputs/a b/2", stores[0])
     Path("outputs/a b/2/my link").symlink_to("/")
     assert cli.main(["sync"]) == 2
@@ -111,7 +111,7 @@ def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, c
         (["ui"], "no run in outputs or multirun was tracked"),
     ],
 )
-def test_nothing_to_send_is_told_and_is_no_success(own_folder, capfd, words, so):
+def test_sync_without_runs_is_an_error(own_folder, capfd, words, so):
     Summary("finished").write(Path("run"))
     assert cli.main(words) == 2
     assert so in capfd.readouterr().err

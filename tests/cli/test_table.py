@@ -58,7 +58,7 @@ def test_command_of_other_package_is_listed(other_package, capfd, monkeypatch):
     assert "python -m runner greet" in capfd.readouterr().err
 
 
-def test_broken_command_of_other_package_is_warned_about(other_package, capfd):
+def test_broken_third_party_command_gives_warning(other_package, capfd):
     other_package(
         "greet = nowhere:COMMAND\nwave = other_commands:greet\nhi = other_commands:COMMAND\ntrain = other_commands:COMMAND"
     )

@@ -6,7 +6,7 @@ from runner.experiment import check
 from runner.tools.plan.command import print_what_fits
 
 
-def test_a_run_is_checked_and_its_machine_looked_at_once(own_folder, monkeypatch):
+def test_run_probes_machine_once(own_folder, monkeypatch):
     looked, probe = [], check.probe
     monkeypatch.setattr(check, "probe", lambda: looked.append(1) or probe())
     words = ["model=linear", "device=cpu", "data.limit=200", "train.num_steps=1", "task.plots=false"]
@@ -14,7 +14,7 @@ def test_a_run_is_checked_and_its_machine_looked_at_once(own_folder, monkeypatch
     assert len(looked) == 1
 
 
-def test_where_no_plan_can_be_made_that_is_said(capsys):
+def test_check_without_possible_plan_says_so(capsys):
     cfg = composer([])(["device=cpu", "train.batch_size=0"])
     print_what_fits(cfg)
     assert "not known" in capsys.readouterr().out

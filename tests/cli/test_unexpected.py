@@ -17,7 +17,7 @@ BROKEN = "def fail():\n    raise KeyError('nothing')\n"
 
 
 @pytest.mark.parametrize("shown", [False, True])
-def test_it_is_one_line_and_the_traceback_lies_in_the_run_s_log(shown, own_folder, monkeypatch, capsys):
+def test_unexpected_error_is_one_line_traceback_logged(shown, own_folder, monkeypatch, capsys):
     (own_folder / "mine.py").write_text(BROKEN)
     import mine
 
@@ -32,7 +32,7 @@ def test_it_is_one_line_and_the_traceback_lies_in_the_run_s_log(shown, own_folde
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", 'RuntimeError("alloc_cpu.cpp:127: can\'t allocate memory")'])
-def test_model_without_host_memory_says_what_is_left(error, own_folder, capsys):
+def test_unexpected_host_memory_error_names_free_memory(error, own_folder, capsys):
     (own_folder / "large.py").write_text(f"def model():\n    raise {error}\n")
     assert cli.main([*SMALL[:3], *SMALL[4:], "~model", "+model._target_=large.model"]) == 1
     said = capsys.readouterr().err
@@ -52,7 +52,7 @@ def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
     assert "of a verb" in log.read_text()
 
 
-def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder, monkeypatch, capsys):
+def test_user_exit_does_not_look_like_success(own_folder, monkeypatch, capsys):
     (own_folder / "mine.py").write_text("import sys\n\n\ndef command(given):\n    sys.exit()\n")
     import mine
 
@@ -63,7 +63,7 @@ def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder
     assert "unexpected error: SystemExit: it would end the program, with exit code 0 (mine.py:5)" in said
 
 
-def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatch, capsys):
+def test_resumed_run_writes_error_into_its_log(own_folder, monkeypatch, capsys):
     assert cli.main([*SMALL, "train.num_epochs=1", "hydra.run.dir=run"]) == 0
 
     def fail(cfg, folder, **more):
@@ -77,6 +77,6 @@ def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatc
 
 
 @pytest.mark.parametrize("words", [["hydra.run.dir={}"], ["-cd", "{}"], ["-m", "seed=1,2", "sweep.resume={}"]])
-def test_a_name_that_no_file_may_have_is_a_mistake(words, own_folder, capsys):
+def test_impossible_file_name_is_refused(words, own_folder, capsys):
     assert cli.main(["tracking.enabled=false", *(word.format("a" * 300) for word in words)]) == 2
     assert "error: this file system takes no name of 300 letters" in capsys.readouterr().err

@@ -184,7 +184,7 @@ def full_name(thing):
     return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__name__)}"
 
 
-def test_nothing_that_a_configuration_may_name_writes_runs_or_fetches(allowed):
+def test_allowed_targets_never_write_run_or_fetch(allowed):
     assert len(allowed) > 400
     assert {path for path in allowed.values() if under(path, ROOMS)} == set(PARTS), (
         "each by its public name, and no other"
@@ -203,7 +203,7 @@ def test_what_writes_runs_or_fetches_is_seen(allowed):
     assert ("runner.models.weights._from_torch", "torch.serialization.load") in suspects([load_weights])
 
 
-def test_every_part_is_there_and_is_named_by_conf_or_by_the_runner(own_folder):
+def test_allowed_parts_exist_and_are_used(own_folder):
     named = {str(node.get("_target_")) for node in map(OmegaConf.load, (PACKAGES / "conf").rglob("*.yaml"))}
     for file in HERE.rglob("*.py"):
         if file.name != "allowed.py":
@@ -228,12 +228,12 @@ torch.nn.Embedding.from_pretrained
 
 
 @pytest.mark.parametrize("target", NO_PARTS.split())
-def test_what_is_next_to_a_part_is_refused(target):
+def test_neighbor_of_allowed_part_is_refused(target):
     with pytest.raises(RunnerError, match="not a part that a configuration may name"):
         locate(target)
 
 
-def test_a_name_that_only_begins_like_an_allowed_one_is_another(own_folder, monkeypatch):
+def test_allowed_prefix_must_end_at_dot(own_folder, monkeypatch):
     place = own_folder.parent / "elsewhere"
     place.mkdir()
     for name in ("torch_nn", "timm_evil"):
@@ -248,6 +248,6 @@ def test_a_name_that_only_begins_like_an_allowed_one_is_another(own_folder, monk
     assert locate("timm_evil.Net").__name__ == "Net"
 
 
-def test_an_object_that_can_be_called_is_no_function():
+def test_callable_object_is_not_an_allowed_function():
     assert is_part(torch.nn.functional.relu, "torch.nn.functional")
     assert not is_part(torch.nn.ReLU(), "torch.nn.functional")

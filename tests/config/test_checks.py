@@ -45,13 +45,13 @@ def test_unknown_choice_suggests_the_nearest(value, suggestions):
     assert problem.suggestions == tuple(f"model.kind={each}" for each in suggestions)
 
 
-def test_every_bad_argument_is_reported_with_its_default():
+def test_bad_arguments_are_reported_with_defaults():
     values = {"kind": "mpl", "depth": 0, "width": "big", "dropout": 2}
     keys = [problem.suggestions[0] for problem in argument_problems(part, values, "model")]
     assert keys == ["model.kind=mlp", "model.depth=4", "model.width=64", "model.dropout=0.1"]
 
 
-def test_arguments_of_a_built_in_part_are_checked():
+def test_builtin_part_arguments_are_checked():
     node = {"_target_": "runner.models.MLP", "in_features": 4, "out_features": 2, "dropout": 2, "activation": "rleu"}
     assert [problem.source for problem in problems(node, key="model")] == ["model.activation=rleu", "model.dropout=2"]
 
@@ -63,7 +63,7 @@ def test_call_of_checked_part_refuses_bad_values():
     )
 
 
-def test_missing_values_and_lists_are_left_to_other_checks():
+def test_missing_values_and_lists_are_skipped():
     assert not argument_problems(part, {"depth": "???"}, "model")
     assert [each.source for each in argument_problems(ResNet, {"depth": [18]}, "model")] == ["model.depth=[18]"]
 

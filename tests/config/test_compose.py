@@ -75,7 +75,7 @@ def test_composition_that_fails_is_tried_once(own_folder, calls):
         ),
     ],
 )
-def test_file_may_ask_for_sweep(text, words, own_folder):
+def test_file_may_request_sweep(text, words, own_folder):
     (own_folder / "mine.yaml").write_text(text)
     assert composed(["-cd", ".", "-cn", "mine", *words]).hydra.mode == RunMode.MULTIRUN
 

@@ -32,18 +32,18 @@ def composed():
         "data=synthetic",
     ],
 )
-def test_what_is_changed_are_the_words_that_a_person_would_type(words, composed):
+def test_changes_are_overrides_that_can_be_typed(words, composed):
     values = composed(*words.split(), "name=mine", "tracking.points=all")
     assert sorted(defaults.in_words(defaults.changed(values)).split()) == sorted(words.split())
 
 
-def test_an_experiments_file_is_told_by_what_it_changes(composed):
+def test_experiment_file_is_described_by_its_changes(composed):
     found = defaults.changed(composed("experiment=digits_mlp"))
     expected = OmegaConf.load(compose.CONF / "experiment" / "digits_mlp.yaml")
     assert found["model"] == "mlp" and found["train.num_epochs"] == expected.train.num_epochs
 
 
-def test_changed_model_is_named_by_its_own_file(composed, own_folder):
+def test_changed_model_is_named_by_its_file(composed, own_folder):
     of_every_model = ("model.weights", "model.strict", "model.freeze")
     values = {key: value for key, value in composed().items() if not key.startswith("model.") or key in of_every_model}
     values |= {"model._target_": "mine.Net", "model.width": 3, "model.inputs": "${facts.in_features}"}
@@ -56,7 +56,7 @@ def test_changed_model_is_named_by_its_own_file(composed, own_folder):
     assert defaults.changed(values) == {"model": "net", "model.width": 3}
 
 
-def test_of_a_model_the_rate_and_the_length_are_told_though_they_are_as_usual(composed):
+def test_model_description_includes_default_rate_and_length(composed):
     usual = {"optimizer.lr": 0.001, "train.batch_size": 128, "train.num_epochs": 10, "seed": 0}
     groups = {"model": "cnn", "data": "digits", "optimizer": "adam"}
     assert defaults.main(composed()) == groups | usual
@@ -64,7 +64,7 @@ def test_of_a_model_the_rate_and_the_length_are_told_though_they_are_as_usual(co
     assert next(iter(defaults.main(composed("train.precision=bf16")))) == "train.precision"
 
 
-def test_every_value_of_conf_is_read_as_hydra_reads_it(composed):
+def test_conf_values_are_read_as_by_hydra(composed):
     for file in sorted(compose.CONF.glob("*/*.yaml")):
         group = file.parent.name
         if group not in ("hydra", "experiment"):

@@ -31,7 +31,7 @@ def test_no_module_has_a_public_name(package):
     assert not {item.name for item in pkgutil.iter_modules(module.__path__)} & set(module.__all__)
 
 
-def test_a_package_that_is_imported_loads_nothing_big():
+def test_importing_package_loads_nothing_big():
     code = (
         f"import sys, {', '.join(LAZY)}; print([name for name in ('torch', 'numpy', 'hydra') if name in sys.modules])"
     )
@@ -56,7 +56,7 @@ def test_what_is_pickled_goes_by_its_module():
         ("my_models.MLP", None),
     ],
 )
-def test_a_path_to_a_module_of_ours_means_a_public_name(path, public):
+def test_path_to_internal_module_gives_public_name(path, public):
     assert public_name(path) == public
 
 
@@ -67,11 +67,11 @@ def test_a_path_to_a_module_of_ours_means_a_public_name(path, public):
         *((path, path) for path in ("runner.models.cnn.MLP", "runner.mlp.MLP", "runner.models.mlp.torch", "nets.MLP")),
     ],
 )
-def test_path_of_a_definition_is_its_exported_name(path, name):
+def test_path_of_definition_is_exported_name(path, name):
     assert exported_name(path) == name
 
 
-def test_a_launcher_by_its_module_is_offered_by_its_name():
+def test_launcher_given_by_module_suggests_name():
     (problem,) = hydra_problems(OmegaConf.create({"launcher": {"_target_": "runner.sweep.launchers.local.Slots"}}))
     assert problem.source == "hydra.launcher._target_=runner.sweep.launchers.local.Slots"
     assert problem.suggestions == ("hydra.launcher._target_=runner.sweep.Slots",)

@@ -20,12 +20,12 @@ def test_what_a_resumed_run_may_change(key, may):
     assert may_change(key) is may
 
 
-def test_what_the_data_tells_and_how_it_was_run_is_nobodys_choice():
+def test_identity_ignores_facts_and_run_settings():
     cfg = OmegaConf.create(
         {"seed": 1, "facts": {"num_classes": 3}, "plan": {"only": "x"}, "model": {"width": "${seed}"}}
     )
     assert chosen(cfg) == {"seed": 1, "model.width": "${seed}"}
 
 
-def test_a_key_that_one_of_the_two_has_not_is_a_change():
+def test_identity_missing_key_is_a_change():
     assert changes({"a": 1, "c": 3, "b": 2}, {"a": 1, "c": 4, "d": 5}) == ["b", "c", "d"]

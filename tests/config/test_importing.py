@@ -6,7 +6,7 @@ from runner.config.importing import loading
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_the_collector_is_off_inside_and_as_it_was_outside(is_on):
+def test_garbage_collector_is_off_only_inside(is_on):
     before = gc.isenabled()
     (gc.enable if is_on else gc.disable)()
     try:

@@ -55,18 +55,18 @@ def test_partial_waits_for_the_rest():
         "a b",
     ],
 )
-def test_a_target_that_executes_is_refused_before_it_runs(target, capfd):
+def test_executing_target_is_refused_before_it_runs(target, capfd):
     (problem,) = problems_of(build, {"_target_": target, "_args_": ["echo PWNED"]}, key="model")
     assert (problem.source, problem.code) == (f"model._target_={target}", "bad-target")
     assert "failed" not in problem.message and "PWNED" not in capfd.readouterr().out
 
 
-def test_a_hostile_target_is_found_at_any_depth():
+def test_hostile_target_is_refused_at_any_depth():
     node = {"_target_": "torch.nn.Sequential", "_args_": [{"x": [{"_target_": "os.system", "command": "echo PWNED"}]}]}
     assert problems_of(build, node, key="model")[0].source == "model._args_[0].x[0]._target_=os.system"
 
 
-def test_a_class_of_the_current_folder_is_the_persons_own(own_folder):
+def test_class_in_current_folder_is_custom(own_folder):
     (own_folder / "my_models.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    pass\n")
     node = {"_target_": "my_models.Net", "in_features": 2, "out_features": 1}
     assert type(build(node)).__name__ == "Net"
@@ -115,7 +115,7 @@ def test_class_from_elsewhere_gets_its_package(own_folder, monkeypatch):
     assert locate("parts.Net").__module__ == "siamese"
 
 
-def test_more_prefixes_come_from_the_command_line_alone(monkeypatch):
+def test_additional_prefixes_are_command_line_only(monkeypatch):
     assert "--allow collections" in refused("collections.OrderedDict")[0].help
     monkeypatch.setenv(ALLOW_VARIABLE, "collections")
     assert build({"_target_": "collections.OrderedDict"}) == OrderedDict()
@@ -139,18 +139,18 @@ def test_own_part_has_one_name(target, own_code, monkeypatch):
     assert refused(target, own_code=own_code)[0].suggestions == ("model._target_=runner.models.MLP",)
 
 
-def test_a_part_whose_module_cannot_be_imported_tells_why(monkeypatch):
+def test_part_with_failing_import_gives_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "runner.models.mlp", None)
     assert "runner.models.mlp" in refused("runner.models.MLP")[0].message
 
 
-def test_an_allowed_package_that_is_not_there_offers_the_nearest_file(own_folder, monkeypatch):
+def test_missing_allowed_package_suggests_nearest_file(own_folder, monkeypatch):
     (own_folder / "our_networks.py").write_text("")
     monkeypatch.setenv(ALLOW_VARIABLE, "our_network")
     assert refused("our_network.Net")[0].suggestions == ("model._target_=our_networks.Net",)
 
 
-def test_the_line_that_imports_is_not_shown_as_the_persons_own(tmp_path, monkeypatch):
+def test_importing_line_is_not_shown_as_users(tmp_path, monkeypatch):
     (tmp_path / "their_broken_package.py").write_text("import nothing_of_the_kind\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(ALLOW_VARIABLE, "their_broken_package")
@@ -169,12 +169,12 @@ def test_failing_constructor_is_named_with_its_line(own_folder, messages):
     messages(problems_of(build, {"_target_": "my_models.Net", "size": 3}, key="model"))
 
 
-def test_a_value_is_no_target():
+def test_target_that_is_a_value_is_refused():
     with pytest.raises(RunnerError, match="may name"):
         locate("torch.nn.functional")
 
 
-def test_a_plugin_that_hydra_has_found_is_found_again(own_folder):
+def test_hydra_plugin_is_available_again(own_folder):
     """Hydra's search leaves the module in sys.modules, and its package without the name."""
     plugin = own_folder / "theirs" / "launcher"
     plugin.mkdir(parents=True)

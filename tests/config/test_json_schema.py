@@ -108,7 +108,7 @@ def test_it_is_a_schema():
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_file_of_conf_names_it_and_is_right(file):
+def test_conf_files_name_schema_and_are_valid(file):
     path = compose.CONF / file
     group, head = Path(file).parent.as_posix().removeprefix("."), re.match(r"(?:#.*\n)+", path.read_text())[0]
     # an editor looks for the line before the first key
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_found(group, text, told):
 
 
 @pytest.mark.parametrize(("group", "text"), RIGHT)
-def test_what_is_right_or_a_persons_own_is_not_underlined(group, text):
+def test_schema_accepts_valid_and_custom_parts(group, text):
     assert problems(group, text) == []
 
 
@@ -143,7 +143,7 @@ def keys_of(kind, part, key=""):
             yield from keys_of(subgroups(kind)[name], found, f"{key}{name}.")
 
 
-def test_each_key_of_the_schema_is_told_with_its_comment():
+def test_schema_keys_have_their_comments():
     parts = COMMITTED["definitions"]
     told = dict(keys_of(Config, parts["config"]))
     for group, kind in SHARED.items():
@@ -196,7 +196,7 @@ def points(count: "int" = 3, **more):
 """
 
 
-def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
+def test_schema_describes_custom_targets_and_options(own_folder, capsys):
     for name, text in {
         "my_parts.py": OWN,
         "conf/model/net.yaml": "_target_: my_parts.Net\nwidth: 3   # of a layer\nway: in\n",

@@ -23,7 +23,7 @@ def model(own_folder):
     return of
 
 
-def test_what_another_target_does_not_take_is_left_out_and_said_once(model, capsys):
+def test_arguments_unknown_to_new_target_are_dropped(model, capsys):
     assert model(LINEAR) == {"out_features"}
     assert capsys.readouterr().err == ""
     assert model("model=cnn", LINEAR) == {"out_features"}
@@ -36,14 +36,14 @@ def test_what_another_target_does_not_take_is_left_out_and_said_once(model, caps
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_person_has_said_stays_to_be_told(model, own_folder):
+def test_set_arguments_are_kept_and_reported(model, own_folder):
     (own_folder / "conf/experiment").mkdir(parents=True)
     (own_folder / "conf/experiment/mine.yaml").write_text("# @package _global_\nmodel: {kernel_size: 5}\n")
     kept = model(LINEAR, "model.dropout=0.0", "+model.width=1", "experiment=mine")
     assert kept == {"out_features", "dropout", "width", "kernel_size"}
 
 
-def test_what_takes_any_argument_or_is_not_there_loses_none(model, own_folder):
+def test_target_with_any_arguments_loses_none(model, own_folder):
     (own_folder / "my_other_nets.py").write_text("def net(**sizes): ...\n")
     for target in ("my_other_nets.net", "my_other_nets.gone", "os.system"):
         assert model(f"model._target_={target}") == model()
@@ -54,7 +54,7 @@ def test_target_without_arguments_loses_all(model, own_folder):
     assert model("model._target_=my_plain_nets.net") == set()
 
 
-def test_only_what_is_missing_is_told(own_folder, capfd):
+def test_only_missing_arguments_are_reported(own_folder, capfd):
     (own_folder / "my_own_nets.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, inputs, outputs): ...\n"
     )
@@ -63,7 +63,7 @@ def test_only_what_is_missing_is_told(own_folder, capfd):
         assert [problem.code for problem in problems_in(capfd.readouterr().out)] == codes
 
 
-def test_arguments_of_earlier_versions_without_effect_are_left_out():
+def test_old_arguments_without_effect_are_dropped():
     old = ["data=huggingface", "data.path=set", "+data.streaming=false", "+data.num_rows=null", "+data.data_dir=null"]
     cfg, now = compose.composer([])(old), compose.composer([])(old[:2])
     assert chosen(cfg) == chosen(now) and cfg.data == now.data

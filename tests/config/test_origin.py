@@ -21,7 +21,7 @@ def made(own_folder, monkeypatch):
     return folder
 
 
-def test_it_stays_its_makers_when_it_is_moved_or_copied(made):
+def test_moved_or_copied_run_stays_trusted(made):
     assert origin.store_of(made) == "http://here"
     shutil.copytree(made, "copy")
     made.rename("moved")
@@ -29,7 +29,7 @@ def test_it_stays_its_makers_when_it_is_moved_or_copied(made):
     assert stat.S_IMODE(Path("state/runner/key").stat().st_mode) == 0o600
 
 
-def test_on_another_machine_it_is_a_strangers(made, monkeypatch):
+def test_run_from_other_machine_is_untrusted(made, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(made.parent / "other"))
     assert origin.store_of(made) is None
     monkeypatch.setenv("XDG_STATE_HOME", str(made.parent / "state"))
@@ -55,19 +55,19 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_somebody_has_changed_is_not_its_makers(made, change):
+def test_changed_run_is_untrusted(made, change):
     change(made)
     assert origin.store_of(made) is None
 
 
-def test_without_a_place_for_a_key_nothing_is_raised_and_nothing_is_ones_own(made, monkeypatch):
+def test_without_key_folder_nothing_is_trusted(made, monkeypatch):
     Path("file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(made.parent / "file"))
     origin.sign(made, "http://here")
     assert not origin.is_own(made)
 
 
-def test_several_that_make_the_key_at_a_time_agree(made, monkeypatch):
+def test_key_created_concurrently_is_one(made, monkeypatch):
     key = Path("state/runner/key")
     first = key.read_bytes()
     monkeypatch.setattr(Path, "exists", lambda path, **more: False)  # as another process has seen it a moment before
@@ -75,13 +75,13 @@ def test_several_that_make_the_key_at_a_time_agree(made, monkeypatch):
     assert [path.name for path in Path("state/runner").iterdir()] == ["key"]
 
 
-def test_a_relative_place_for_the_key_counts_as_none(own_folder, monkeypatch):
+def test_relative_key_folder_is_ignored(own_folder, monkeypatch):
     monkeypatch.setenv("HOME", str(own_folder / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     assert origin._folder() == own_folder / "home/.local/state/runner"
 
 
-def test_a_key_that_was_cut_off_signs_nothing(made):
+def test_truncated_key_signs_nothing(made):
     Path("state/runner/key").write_bytes(b"")
     origin.sign(made, "http://here")
     assert not origin.is_own(made)

@@ -28,13 +28,13 @@ def installed(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(own_folder)
 
 
-def test_in_a_checkout_it_is_an_extra_of_it(own_folder, monkeypatch):
+def test_in_checkout_install_names_extra(own_folder, monkeypatch):
     assert install("search") == f'pip install -e "{PACKAGES}[search]"'
     monkeypatch.chdir(PACKAGES)
     assert install("search") == 'pip install -e ".[search]"'
 
 
-def test_elsewhere_the_packages_are_named_and_a_bound_is_in_quotes(installed):
+def test_install_outside_checkout_quotes_packages(installed):
     assert install("search") == 'pip install "optuna>=4.9" cmaes'
     assert install("slurm") == "pip install hydra-submitit-launcher"
     for extra, names in PROJECT["optional-dependencies"].items():
@@ -42,7 +42,7 @@ def test_elsewhere_the_packages_are_named_and_a_bound_is_in_quotes(installed):
 
 
 @pytest.mark.parametrize("text", ['[project]\nname = "somebody-elses"\n', "[tool]\n", "no toml"])
-def test_a_project_of_somebody_elses_is_no_checkout_of_ours(text, installed, own_folder):
+def test_foreign_project_is_not_our_checkout(text, installed, own_folder):
     (own_folder / "pyproject.toml").write_text(text)
     assert install("timm") == "pip install timm"
 
@@ -54,7 +54,7 @@ def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own_folder, monkeypatch):
+def test_required_package_is_installed_by_checkout(beside, own_folder, monkeypatch):
     """With the pip of this Python, as another one may be first on the path."""
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.chdir(own_folder if beside else PACKAGES)
@@ -69,7 +69,7 @@ def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own
     assert problem.help == f"run `{sys.executable} -m pip install torch`"
 
 
-def test_every_extra_that_a_message_names_is_there():
+def test_extras_named_in_messages_exist():
     code = "\n".join(path.read_text() for path in (PACKAGES / "runner").rglob("*.py"))
     named = set(re.findall(r"""\b(?:install|not_installed)\((?:.*, )?["'](\w+)["']\)""", code)) | {
         "timm",
@@ -87,7 +87,7 @@ def strangers(text):
                 yield word
 
 
-def test_no_message_and_no_page_installs_a_strangers_package():
+def test_messages_and_pages_install_known_packages():
     assert PROJECT["name"] == DISTRIBUTION != "runner"
     found = [path for page in PAGES for path in (PACKAGES / page, *(PACKAGES / page).rglob("*")) if path.is_file()]
     texts = {

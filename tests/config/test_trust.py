@@ -60,7 +60,7 @@ def test_a_text_is_taken(part, value):
     ],
 )
 @pytest.mark.parametrize("part", ["launcher", "job_logging", "callbacks"])
-def test_what_may_bring_a_group_now_or_later_is_refused(part, value):
+def test_possible_group_references_are_refused(part, value):
     (problem,) = problems(**{"callbacks": {"other": {}}, part: {"other": {}, "x": value}})
     assert (problem.source, problem.code) == (f"hydra.{part}.x={value}", "untrusted")
 
@@ -72,7 +72,7 @@ def test_variables_are_set_to_texts():
     assert problems(job={**job, "env_set": {"NCCL_DEBUG_FILE": "x"}})
 
 
-def test_links_that_lead_in_a_ring_lead_out(tmp_path):
+def test_circular_links_are_refused(tmp_path):
     for name, to in (("a", "b"), ("b", "a"), ("c", "c"), ("inside", "nothing yet"), ("up", "..")):
         (tmp_path / name).symlink_to(to)
     assert [path.name for path, _ in strays(tmp_path)] == ["a", "b", "c", "up"]

@@ -95,7 +95,7 @@ def test_allow_does_not_count(hostile, monkeypatch):
     assert problem.code == "untrusted"
 
 
-def test_a_folder_that_is_trusted_is_untrusted_to_nothing(own_folder):
+def test_trusted_folder_needs_no_check(own_folder):
     assert is_untrusted(own_folder)
     with trusting():
         assert not is_untrusted(own_folder)

@@ -83,7 +83,7 @@ def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypa
 @pytest.mark.parametrize(
     ("num_processes", "fraction", "free"), [(1, None, 40), (4, None, 10), (4, 0.1, 8), (2, 0.5, 20)]
 )
-def test_processes_that_share_a_gpu_have_equal_parts_of_what_is_free(num_processes, fraction, free, monkeypatch):
+def test_processes_sharing_gpu_get_equal_memory(num_processes, fraction, free, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 80))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)  # 10 bytes are cached
@@ -102,7 +102,7 @@ def test_a_peak_says_whose_it_is(monkeypatch):
     assert peak > 10_000_000 and whose == "process, at most"
 
 
-def test_a_macs_fraction_is_of_one_run_alone(monkeypatch):
+def test_memory_fraction_on_mac_is_per_run(monkeypatch):
     header = Path(torch.__file__).parent / "include/ATen/mps/MPSAllocator.h"
     (usual,) = re.findall(r"default_high_watermark_ratio = ([\d.]+)", header.read_text())
     taken = []
@@ -115,7 +115,7 @@ def test_a_macs_fraction_is_of_one_run_alone(monkeypatch):
     assert taken == [0.5, float(usual), 0.0]
 
 
-def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
+def test_mac_counts_only_fast_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(backends, "THREADS", 4)
     assert backends.automatic_threads() == 3

@@ -78,7 +78,7 @@ def test_failing_device_is_reported_and_others_measured(capsys):
     assert "cuda:0 was not measured: " in capsys.readouterr().out
 
 
-def test_figures_of_a_busy_machine_are_not_kept(monkeypatch):
+def test_figures_of_busy_machine_are_discarded(monkeypatch):
     monkeypatch.setattr("runner.device.benchmark.MAX_SPREAD", 0.5)
     found = bench(replace(probe(), cuda=(), xpu=(), mps=None), sizes=TINY)
     assert found["kept"] is None and "close other programs and repeat" in found["not_kept"]
@@ -106,7 +106,7 @@ def test_simulated_gpu_is_measured(device, names, precisions, kinds):
     assert "memcpy_gb_per_s" not in gpu
 
 
-def test_table_has_row_per_figure_of_each_device(capsys):
+def test_table_has_row_per_figure(capsys):
     print_bench({**FACTS, "kept": "there.json", "not_kept": None})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"cuda:0 large product, bf16, TFLOP/s 700", "cpu memcpy, GB/s 18.0"} <= {*lines}

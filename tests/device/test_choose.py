@@ -154,7 +154,7 @@ def mac(**facts):
         ("cuda", Hardware(hip_build="6.4", torch_version="2.13.0+rocm"), "no AMD GPU", "rocminfo"),
     ],
 )
-def test_missing_device_has_a_cause_and_a_fix(device, machine, cause, fix):
+def test_missing_device_has_cause_and_fix(device, machine, cause, fix):
     with pytest.raises(RunnerError) as caught:
         resolve(parse(device), machine)
     text = str(caught.value)
@@ -181,7 +181,7 @@ def test_kernels_run_on_their_own_major_version(kernels, capability, runs):
     assert runs or "compute capability {}.{}".format(*capability) in choice.reason
 
 
-def test_a_list_with_nothing_there_tells_each_cause():
+def test_device_list_without_match_gives_causes():
     assert len(problems_of(resolve, parse(["cuda:1", "mps"]), LAPTOP)) == 2
 
 
@@ -211,11 +211,11 @@ def test_precisions_of_each_kind():
     ("device", "machine", "expected"),
     [("cuda:0", ONE, "tf32"), ("cuda:0", OLD, "fp32"), ("cpu", ONE, "fp32"), ("mps", MAC, "fp32")],
 )
-def test_the_automatic_precision_takes_tensor_cores_where_they_are(device, machine, expected):
+def test_automatic_precision_uses_tensor_cores(device, machine, expected):
     assert check_precision("auto", device, machine) == expected
 
 
-def test_this_machine_is_described_and_the_cpu_is_always_there():
+def test_this_machine_is_described_with_cpu():
     hardware = diagnose(probe())
     driver = hardware.driver
     assert driver.library_error or driver.cuda, "the process that asks the driver has told neither"
@@ -225,7 +225,7 @@ def test_this_machine_is_described_and_the_cpu_is_always_there():
 
 
 @pytest.mark.parametrize("build", [CUDA, dict(torch_version="2.13.0+cpu")])
-def test_auto_takes_the_cpu_for_the_reason_that_the_driver_gives(build):
+def test_auto_takes_cpu_with_drivers_reason(build):
     machine = Hardware(**{**build, "driver": None})
     choice = choose("auto", machine)
     assert choice.device == "cpu"
@@ -254,7 +254,7 @@ def test_driver_reports_free_memory_without_a_context(two_gpus):
     assert looking._cuda_gpus()[1].free_bytes == 2 * GIB
 
 
-def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
+def test_mac_without_tools_is_recognized(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     asked = []
@@ -328,13 +328,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("device", "count", "hardware", "so", "write"), REFUSED)
-def test_what_is_not_there_is_refused_with_what_is(device, count, hardware, so, write):
+def test_missing_device_is_refused_listing_others(device, count, hardware, so, write):
     (problem,) = problems_of(devices_of_processes, parse(device), count, hardware)
     assert so in problem.message and write in problem.help
     assert str(device) in problem.source
 
 
-def test_launched_process_takes_the_device_of_its_rank():
+def test_launched_process_takes_its_ranks_device():
     assert [device_of_process(("all",), rank, 4, FOUR).device for rank in range(4)] == [f"cuda:{at}" for at in range(4)]
     assert device_of_process(("cpu",), 3, 4, FOUR).device == "cpu"
     assert device_of_process(("cuda",), 3, 4, machine(70, visible="3")).device == "cuda:0"
@@ -342,7 +342,7 @@ def test_launched_process_takes_the_device_of_its_rank():
         device_of_process(("cuda",), 1, 2, ONE)
 
 
-def test_processes_that_choose_for_themselves_take_one_each_though_others_have_begun():
+def test_independent_processes_take_one_gpu_each():
     """Each sees the memory that the previous ones have taken."""
     free, taken = [79, 79, 79, 79], []
     for rank in (2, 0, 3, 1):

@@ -31,7 +31,7 @@ print(faults_of_a_step())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is asked of glibc, and counted by Linux")
-def test_what_a_step_frees_is_there_for_the_next_one():
+def test_freed_memory_is_reused_by_next_step():
     asked = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
     given_back, kept = map(int, asked.stdout.split())
     pages = 2 * 40 * 2**20 // 4096
@@ -50,13 +50,13 @@ def group(folder, most, now, *, version=2, **stat):
 @pytest.mark.parametrize(
     ("version", "cached"), [(2, {"inactive_file": 600}), (1, {"inactive_file": 5, "total_inactive_file": 600})]
 )
-def test_cached_files_are_no_memory_that_is_taken(tmp_path, version, cached):
+def test_cached_files_count_as_free_memory(tmp_path, version, cached):
     group(tmp_path / ("memory" if version == 1 else ""), 1000, 900, version=version, **cached)
     assert left_in_groups(tmp_path, tmp_path / "none") == [(700, "left to this container")]
 
 
 @pytest.mark.parametrize(("version", "line"), [(2, "0::"), (1, "0::/\n5:cpu:/\n4:hugetlb,memory:")])
-def test_a_job_of_slurm_has_the_limits_of_all_its_groups(tmp_path, version, line):
+def test_slurm_job_has_limits_of_its_groups(tmp_path, version, line):
     top = tmp_path / ("memory" if version == 1 else "")
     group(top, "max", 5000, version=version)
     group(top / "slurm" / "job_7", 2000, 500, version=version)
@@ -69,7 +69,7 @@ def test_a_job_of_slurm_has_the_limits_of_all_its_groups(tmp_path, version, line
 
 
 @pytest.mark.parametrize("path", ["/docker/of-the-host", "/../outside"])
-def test_of_a_container_that_sees_its_own_groups_alone_the_top_counts(tmp_path, path):
+def test_container_uses_limit_of_top_group(tmp_path, path):
     (tmp_path / "own").write_text(f"0::{path}\n")
     group(tmp_path, 1000, 1200)
     assert left_in_groups(tmp_path, tmp_path / "own") == [(0, "left to this container")]

@@ -48,7 +48,7 @@ def products(monkeypatch):
     return made
 
 
-def test_plain_linear_layers_alone_are_taken_and_stay_what_they_are():
+def test_only_plain_linear_layers_are_replaced():
     of_torch, ours = nets(nn.Linear(3, 4), nn.LazyLinear(4), parametrizations.weight_norm(nn.Linear(4, 2)))
     assert [type(layer) is OneDNNLinear for layer in ours] == [True, False, False]
     assert isinstance(ours[0], nn.Linear) and repr(ours) == repr(of_torch)
@@ -67,7 +67,7 @@ def test_plain_linear_layers_alone_are_taken_and_stay_what_they_are():
         ({}, False),  # another system
     ],
 )
-def test_onednn_is_the_default_on_amds_cpus_with_512_bits(cpu, is_taken, tmp_path, monkeypatch):
+def test_onednn_is_default_on_amd_avx512(cpu, is_taken, tmp_path, monkeypatch):
     if cpu:
         (tmp_path / "cpuinfo").write_text(CPU.format(**cpu))
     monkeypatch.setattr(layers, "CPUINFO", tmp_path / "cpuinfo")
@@ -79,7 +79,7 @@ def test_onednn_is_the_default_on_amds_cpus_with_512_bits(cpu, is_taken, tmp_pat
     layers._is_faster_here.cache_clear()
 
 
-def test_a_torch_without_it_is_told(monkeypatch):
+def test_torch_without_onednn_is_reported(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     (problem,) = problems_of(take_onednn, nn.Linear(3, 4), requested=True)
     assert (problem.source, problem.suggestions) == ("backends.cpu.onednn=true", ("backends.cpu.onednn=null",))
@@ -118,7 +118,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("rows", ROWS)
-def test_values_gradients_and_theirs_are_those_of_torch(rows, has_bias, products):
+def test_values_and_gradients_equal_torchs(rows, has_bias, products):
     of_torch, ours = nets(nn.Linear(5, 7, bias=has_bias), nn.Tanh(), nn.Linear(7, 4, bias=has_bias))
     given, found = ROWS[rows](), []
     for model in (of_torch, ours):
@@ -139,7 +139,7 @@ def test_values_gradients_and_theirs_are_those_of_torch(rows, has_bias, products
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_lies_otherwise_or_does_not_fit_is_torchs(name, products):
+def test_other_layouts_and_types_use_torch(name, products):
     of_torch, ours = nets(nn.Linear(5, 7))
     change, changed = OTHERWISE[name]
     rows, found = changed(torch.randn(6, 5)), []
@@ -177,7 +177,7 @@ def test_forward_mode_differentiation_is_torchs(has_gradients, products):
     assert len(products) == 2
 
 
-def test_what_needs_no_gradient_is_not_multiplied_for_it(products):
+def test_unneeded_gradient_is_not_computed(products):
     _, ours = nets(nn.Linear(5, 7), nn.Linear(7, 4))
     ours[0].weight.requires_grad_(False)
     ours(torch.randn(6, 5)).sum().backward()
@@ -186,7 +186,7 @@ def test_what_needs_no_gradient_is_not_multiplied_for_it(products):
     assert ours[0].weight.grad is None and ours[0].bias.grad is not None
 
 
-def test_small_products_are_torchs_to_the_bit(monkeypatch):
+def test_small_products_are_bitwise_identical(monkeypatch):
     of_torch, ours = nets(nn.Linear(5, 7))
     rows = torch.randn(6, 5)
     assert torch.equal(of_torch(rows), ours(rows))
@@ -198,7 +198,7 @@ def test_small_products_are_torchs_to_the_bit(monkeypatch):
 
 
 @pytest.mark.parametrize(("threads", "num"), [(1, 3), (2, 2)])
-def test_several_threads_share_no_result_of_few_numbers(threads, num, products, monkeypatch):
+def test_threads_do_not_share_small_results(threads, num, products, monkeypatch):
     monkeypatch.setattr(layers, "MIN_SHARED_NUMBERS", 6 * 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     _, ours = nets(nn.Linear(6, 8))  # (6, 8) forward, (6, 6) and (8, 6) backward
@@ -240,7 +240,7 @@ def test_its_operations_are_counted(products):
     assert flops_of(op, (torch.ones(6, 5), torch.ones(7, 5)), {}, None) == 2 * 6 * 5 * 7
 
 
-def test_a_run_learns_by_it_and_its_evaluation_has_the_same_numbers(own_folder, products, capsys):
+def test_onednn_run_learns_and_evaluates_identically(own_folder, products, capsys):
     words = ["data=digits", "model=mlp", "device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300"]
     for asked in ("false", "true"):
         assert products == []
@@ -283,7 +283,7 @@ def test_channels_last(model, device, precision, requested, takes, reason):
     assert decision[0] is takes and reason in decision[1] and bool(reason) is bool(decision[1])
 
 
-def test_channels_lie_last_in_what_has_four_dimensions_alone():
+def test_channels_last_only_with_four_dimensions():
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Conv3d(8, 4, 3))
     model.register_buffer("table", torch.rand(2, 3, 4, 5))
     model.register_buffer("wide_table", torch.rand(2, 3, 4, 5, 6))
@@ -302,7 +302,7 @@ def test_channels_lie_last_in_what_has_four_dimensions_alone():
 NARROW, WIDE = ResNet((1, 8, 8), 10, depth=8, width=4), ResNet((1, 8, 8), 10, depth=8)
 
 
-def test_where_it_would_overwrite_memory_it_is_not_taken():
+def test_channels_last_is_skipped_if_unsafe():
     """oneDNN#6035: a 1x1 convolution with a stride and 2 to 7 inputs (15 with AVX-512)."""
     choose, layer = {"device": torch.device("cpu"), "precision": "fp32"}, overruns(NARROW)
     reason = f"auto: oneDNN overwrites memory in {layer} otherwise"
@@ -331,7 +331,7 @@ def test_which_layers_overwrite_memory(layer, is_so):
     assert overruns(nn.Sequential(layer)) == ("0" if is_so else "")
 
 
-def test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory(own_folder, monkeypatch):
+def test_compiled_step_skips_unsafe_channels_last(own_folder, monkeypatch):
     asked = []
 
     def compile_graph(graph, inputs, *, options):
@@ -346,7 +346,7 @@ def test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
     assert asked == [False, False, None, None]  # for each width, with two batch sizes
 
 
-def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):
+def test_channels_last_run_reports_and_exports(own_folder, capsys):
     words = ["device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300", "model=cnn"]
     for name, more in (("mine", []), ("plain", ["backends.cpu.channels_last=false"])):
         assert cli.main([*words, *more, f"hydra.run.dir={name}"]) == 0

@@ -88,7 +88,7 @@ def test_move_keeps_everything_except_tensors():
 
 
 @pytest.mark.parametrize("kind", ["cpu", "mps"])
-def test_move_refuses_asynchronous_copies_that_may_be_wrong(kind):
+def test_move_refuses_unsafe_asynchronous_copies(kind):
     with pytest.raises(ValueError, match=f"not safe towards {kind}"):
         move(one(), torch.device(kind), non_blocking=True)
 
@@ -104,13 +104,13 @@ def test_move_refuses_asynchronous_copies_that_may_be_wrong(kind):
         (torch.bool, torch.bool),
     ],
 )
-def test_doubles_become_floats_where_there_are_none(dtype, on_mps):
+def test_doubles_become_floats_without_float64(dtype, on_mps):
     assert legal_dtype(dtype, MPS) == on_mps
     assert legal_dtype(dtype, torch.device("mps:0")) == on_mps
     assert all(legal_dtype(dtype, torch.device(kind)) == dtype for kind in ("cpu", "cuda:1", "xpu"))
 
 
-def test_a_module_stays_the_same_and_moves_whole():
+def test_module_moves_whole_and_stays_same():
     model = nn.Sequential(nn.Linear(2, 3, dtype=torch.float64), nn.BatchNorm1d(3))
     assert place(model, CPU) is model
     assert model[0].weight.dtype == torch.float64
@@ -168,7 +168,7 @@ def norm_above_frozen(device):
     return seen, len(model[1]._forward_pre_hooks), expected, found, list(model.state_dict())
 
 
-def test_a_norms_weights_get_their_gradients_on_mps():
+def test_norm_weights_get_gradients_on_mps():
     """They are wrong on MPS if the norm's input needs no gradient."""
     for device, needed in (("mps", True), ("cuda:1", False)):
         seen, hooks, expected, found, names = run_simulated(device, norm_above_frozen)
@@ -176,7 +176,7 @@ def test_a_norms_weights_get_their_gradients_on_mps():
         assert found == expected and names == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_what_needs_a_gradient_stays_as_it_is():
+def test_tensor_with_gradient_is_kept():
     layer = nn.LayerNorm(4)
     x = torch.zeros(2, 4, requires_grad=True)
     assert _needing_gradient(layer, (x,)) is None and _needing_gradient(layer, ()) is None
@@ -188,7 +188,7 @@ def test_what_needs_a_gradient_stays_as_it_is():
     compiled(torch.zeros(2, 4)).sum().backward()
 
 
-def test_a_copys_recurrent_weights_are_laid_out_anew(monkeypatch):
+def test_copied_recurrent_weights_are_flattened_again(monkeypatch):
     """On CUDA they would be copied into one block at each call, with a warning."""
     laid_out = []
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda layer, **given: laid_out.append(layer))

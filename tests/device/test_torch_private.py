@@ -25,7 +25,7 @@ def test_torch_has_it(name):
     assert getattr(torch_private, name) is not None
 
 
-def test_what_a_release_has_moved_is_told_by_its_name(monkeypatch):
+def test_moved_private_torch_name_is_reported(monkeypatch):
     monkeypatch.setitem(torch_private.NAMES, "gone", ("torch._C._no_such_name", "a test"))
     with pytest.raises(RunnerError, match=r"no torch\._C\._no_such_name, which is needed for: a test"):
         _ = torch_private.gone

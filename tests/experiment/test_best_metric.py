@@ -49,6 +49,6 @@ def test_best_of_follows_mode_or_name():
 
 
 @pytest.mark.parametrize("metric", ["val", "val/"])
-def test_a_split_alone_is_no_metric(metric):
+def test_best_metric_needs_more_than_split(metric):
     (problem,) = metric_problems(config(metric, "Own"))
     assert "val/..." in problem.message

@@ -42,13 +42,13 @@ def test_conf_says_the_same_as_the_code():
         assert OmegaConf.to_container(base[key]) == usual
 
 
-def test_set_evaluation_size_of_streamed_data_is_kept(own_folder, capsys):
+def test_streamed_evaluation_size_is_kept(own_folder, capsys):
     words = ["data.residency=stream", "data.num_workers=0", "train.batch_size=16", "train.eval_batch_size=64"]
     assert run("run", *words) == 0
     assert "evaluated in batches of" not in capsys.readouterr().out
 
 
-def test_a_run_starts_from_another_one_and_keeps_what_is_frozen(own_folder, capsys):
+def test_run_starts_from_weights_keeps_frozen(own_folder, capsys):
     assert run("first") == 0
     assert run("second", "model.weights=first", "model.freeze=hidden") == 0
     assert "starts   4 of the model's 4 tensors come from first" in capsys.readouterr().out
@@ -94,7 +94,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(("named", "output"), [(False, 0), (True, "answer")])
-def test_of_a_model_with_several_outputs_the_answer_is_scaled(named, output, own_folder, capsys):
+def test_named_one_of_several_outputs_is_scaled(named, output, own_folder, capsys):
     (own_folder / "two.py").write_text(SEVERAL)
     (own_folder / "conf/model").mkdir(parents=True)
     node = f"_target_: two.Two\ninputs: ${{facts.in_features}}\noutputs: ${{facts.out_features}}\nnamed: {named}\n"
@@ -129,7 +129,7 @@ class Net(nn.Module):
     ("words", "told"),
     [([], "weights: DEFAULT freeze: 3"), (["model.weights=V2", "model.freeze=0"], "weights: V2 freeze: 0")],
 )
-def test_a_class_with_such_an_argument_gets_it(words, told, own_folder, capsys):
+def test_custom_model_with_weights_argument_gets_it(words, told, own_folder, capsys):
     (own_folder / "my_net.py").write_text(OWN)
     (own_folder / "conf/model").mkdir(parents=True)
     (own_folder / "conf/model/mine.yaml").write_text("_target_: my_net.Net\noutputs: ${facts.out_features}\n")
@@ -161,7 +161,7 @@ def test_what_they_are_not(word, write, own_folder, capsys):
     assert write in capsys.readouterr().err
 
 
-def test_a_fact_that_the_data_does_not_tell_is_named_with_the_models_that_suit(own_folder, capsys):
+def test_missing_fact_names_suitable_models(own_folder, capsys):
     (own_folder / "text.txt").write_text("one and two. " * 100)
     words = ["data=text", "data.path=text.txt", "data.context_length=8", "task=language", "device=cpu"]
     assert cli.main([*words, "model=mlp"]) == 2
@@ -231,7 +231,7 @@ def drawn_by_hand(targets, weights, epoch):
     ("sampler", "weights"), [("balanced", [1] * 10), ("[9,1,0,0,0,0,0,0,0,2]", [9, 1, *[0] * 7, 2])]
 )
 @pytest.mark.parametrize("where", ["device", "stream"])
-def test_a_run_with_a_sampler_is_a_loop_by_hand(tmp_path, sampler, weights, where):
+def test_sampler_run_equals_loop_by_hand(tmp_path, sampler, weights, where):
     inputs, targets, _ = limited()
     words = [*BY_HAND, "data.val_fraction=0", f"data.sampler={sampler}", f"data.residency={where}"]
     (run,) = trained_alone(tmp_path, words, [[]])
@@ -240,7 +240,7 @@ def test_a_run_with_a_sampler_is_a_loop_by_hand(tmp_path, sampler, weights, wher
 
 
 @pytest.mark.parametrize("where", ["device", "stream"])
-def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where):
+def test_sampler_run_resumes_within_epoch(tmp_path, where):
     words = [*BY_HAND, "data.sampler=balanced", f"data.residency={where}", "data.fold=1"]
     (whole,) = trained_alone(tmp_path / "whole", words, [[]])
     trained_alone(tmp_path / "parts", [*words, "train.num_steps=6"], [[]])  # 4 steps per epoch
@@ -250,7 +250,7 @@ def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where)
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
-def test_targets_are_learnt_alike_in_each_unit(own_folder):
+def test_targets_in_any_unit_learn_equally(own_folder):
     for name, unit in (("small", 1e-9), ("large", 1e9)):
         rows = "".join(f"{number},{unit * (number * 7 % 40)!r}\n" for number in range(40))
         (own_folder / f"{name}.csv").write_text(f"x,y\n{rows}")
@@ -260,7 +260,7 @@ def test_targets_are_learnt_alike_in_each_unit(own_folder):
         torch.testing.assert_close(small[name], large[name])
 
 
-def test_what_a_sampler_balances_is_not_balanced_twice(own_folder):
+def test_sampler_and_class_weights_balance_once(own_folder):
     rows = "".join(f"{number},{'rare' if number % 10 == 0 else 'often'}\n" for number in range(80))
     (own_folder / "t.csv").write_text(f"x,y\n{rows}")
     for name, more in (("drawn", []), ("both", ["task.class_weights=balanced"])):

@@ -91,7 +91,7 @@ def problems(*words):
         (f"{ONE_CYCLE}0.1 {TURNS}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5]"),
     ],
 )  # fmt: skip
-def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monkeypatch):
+def test_unknown_argument_is_named_by_key(words, asked, so, write, monkeypatch):
     monkeypatch.setenv("LR", "fast")
     (problem,) = problems(*words.split())
     assert asked in problem.source
@@ -99,7 +99,7 @@ def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monke
     assert write in problem.help
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_optimizer_errors_are_reported_together():
     words = ["device=cuda", "optimizer.lr=x", "+optimizer.betas=[0.9]", "scheduler=cosine"]
     words += ["scheduler.warmup_fraction=2"]
     asked = [problem.source for problem in problems(*words)]
@@ -127,14 +127,14 @@ def test_all_that_is_wrong_is_told_at_once():
         f"{SCHEDULES}.LinearLR +scheduler.total_iters=5 +scheduler._partial_=true",
     ],
 )
-def test_what_they_take_passes_and_the_facts_are_as_unknown_as_before(words):
+def test_valid_settings_pass_without_facts(words):
     cfg = composed(*words.split())
     before = str(cfg)
     check(cfg, Hardware())
     assert str(cfg) == before
 
 
-def test_a_text_that_is_a_number_is_that_number(monkeypatch):
+def test_number_as_text_is_read(monkeypatch):
     monkeypatch.setenv("LR", "0.01")
     cfg = composed("optimizer.lr=${oc.env:LR}", "optimizer.groups=[{match:'1',lr:'0.5'}]")
     check(cfg, Hardware())
@@ -142,14 +142,14 @@ def test_a_text_that_is_a_number_is_that_number(monkeypatch):
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
 
 
-def test_what_only_the_model_shows_is_told_when_it_is_there():
+def test_errors_known_from_model_are_reported_later():
     cfg = composed("optimizer._target_=torch.optim.Muon")
     (problem,) = problems_of(optimizer_of, cfg, nn.Linear(2, 2), device=torch.device("cpu"))
     assert problem.source == "optimizer._target_=torch.optim.Muon"
     assert "2D parameters" in problem.message and "optimizer=adam" in problem.help
 
 
-def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
+def test_number_from_data_is_checked_later():
     cfg = composed(f"{SCHEDULES}.CosineAnnealingLR", "+scheduler.T_max=${facts.in_features}")
     check(cfg, Hardware())
     cfg.facts.in_features = 0
@@ -186,7 +186,7 @@ def wrong(optimizer):
 """
 
 
-def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_folder):
+def test_nested_plateau_or_other_object_is_refused(own_folder):
     (own_folder / "my_schedules.py").write_text(OWN)
     (fault,) = problems("+scheduler._target_=my_schedules.chained")
     assert "does not support `ReduceLROnPlateau`" in fault.message and "scheduler=cosine" in fault.help
@@ -203,7 +203,7 @@ def test_trial_imports_nothing_that_takes_seconds(monkeypatch):
 PLATEAU = [*SMALL, "model.hidden_sizes=[4]", "train.batch_size=8", "tracking.enabled=false", "task.plots=false"]
 
 
-def test_the_rate_falls_where_epochs_get_no_better(own_folder):
+def test_plateau_rate_falls_without_improvement(own_folder):
     words = ["scheduler=plateau", "scheduler.patience=0", "+scheduler.threshold=0.5", "scheduler.factor=0.5"]
     assert cli.main([*PLATEAU, *words, "train.num_epochs=4", "hydra.run.dir=run"]) == 0
     points = read_points(own_folder / "run")
@@ -284,7 +284,7 @@ def test_interval_replaces_the_usual_one(own_folder, capsys):
         assert expected in capsys.readouterr().out
 
 
-def test_interval_is_refused_where_it_has_no_effect():
+def test_interval_without_effect_is_refused():
     (fault,) = problems("scheduler=plateau", "scheduler.interval=step")
     assert fault.suggestions == ("scheduler.interval=null",)
     (fault,) = problems("scheduler.interval=epoch")
@@ -293,7 +293,7 @@ def test_interval_is_refused_where_it_has_no_effect():
     assert "step" in fault.help
 
 
-def test_without_validation_it_can_never_fall_and_training_never_ends_early(own_folder, capsys):
+def test_plateau_without_validation_is_refused(own_folder, capsys):
     words = ["data.val_fraction=0", "scheduler=plateau", "train.early_stopping.patience=2"]
     assert cli.main([*PLATEAU, *words]) == 2
     said = capsys.readouterr().err

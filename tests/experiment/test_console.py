@@ -139,7 +139,7 @@ def test_epoch_lines_stay_in_a_terminal(num_epochs):
     assert len(re.findall(r"step +\d+ ", said)) <= 21 and f"step {3 * num_epochs}  val/loss 1.0000" in said
 
 
-def test_pipe_gets_the_first_and_last_epoch_line(screen, monkeypatch):
+def test_pipe_gets_first_and_last_epoch(screen, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
     with screen.training(num_steps=5, num_epochs=5):

@@ -58,7 +58,7 @@ def used(trained, own_folder):
 
 
 @pytest.mark.parametrize("word", OTHERS)
-def test_a_folder_with_another_experiment_is_refused_and_stays_as_it_was(word, used, capsys):
+def test_folder_of_other_experiment_is_kept(word, used, capsys):
     before = content()
     assert cli.main([*SHORT, word]) == 2
     said = capsys.readouterr().err
@@ -66,14 +66,14 @@ def test_a_folder_with_another_experiment_is_refused_and_stays_as_it_was(word, u
     assert content() == before
 
 
-def test_the_same_words_again_say_that_it_has_finished(used, capsys):
+def test_same_command_again_says_finished(used, capsys):
     before = content()
     assert cli.main(SHORT) == 0
     assert "the run has finished; run `python -m runner resume run train.num_steps=" in capsys.readouterr().out
     assert content() == before
 
 
-def test_what_can_go_on_is_told_how(used, capsys):
+def test_resumable_folder_gets_resume_command(used, capsys):
     before = content()
     assert cli.main([*SHORT, "train.num_steps=12"]) == 2
     assert "help: run `python -m runner resume run train.num_steps=12`, or use another" in capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_what_can_go_on_is_told_how(used, capsys):
     assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
 
 
-def test_of_a_run_that_has_finished_the_words_are_looked_at_before_it_is_said(used, capsys):
+def test_finished_runs_command_is_checked_first(used, capsys):
     assert cli.main(["resume", "run", "device=cud", "metrics.pull_every=0"]) == 2
     said = capsys.readouterr()
     assert "--> device=cud\n" in said.err and "--> metrics.pull_every=0\n" in said.err
@@ -101,7 +101,7 @@ def test_of_a_run_that_has_finished_the_words_are_looked_at_before_it_is_said(us
         assert "cuda:97" not in said.err and ("has finished" in said.out) == (code == 0)
 
 
-def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_folder, capsys):
+def test_folder_with_blank_is_quoted_in_suggestions(trained, own_folder, capsys):
     shutil.copytree(trained, "my run")
     assert cli.main(["resume", "my run"]) == 0
     assert "for more of it: resume 'my run' train.num_steps=..." in capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_fold
     assert "`python -m runner resume 'my run' train" in capsys.readouterr().err
 
 
-def test_processes_that_are_started_again_go_on(used, monkeypatch):
+def test_restarted_processes_resume(used, monkeypatch):
     summary = json.loads((used / "summary.json").read_text())
     (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -120,7 +120,7 @@ def test_processes_that_are_started_again_go_on(used, monkeypatch):
     assert cli.main([*SHORT, "train.num_steps=12", "seed=1"]) == 2
 
 
-def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypatch):
+def test_second_process_is_refused_like_first(used, monkeypatch):
     """Otherwise it would wait for a process that has ended."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -139,14 +139,14 @@ def test_repeated_run_needs_another_directory(used, capsys):
     assert content() == before
 
 
-def test_directory_spelled_with_dots_is_the_used_one(used, capsys):
+def test_directory_with_dots_is_the_same(used, capsys):
     before = content()
     assert cli.main([*SHORT, "seed=2", "hydra.run.dir=nowhere/../run"]) == 2
     assert "another experiment is in it: seed=" in capsys.readouterr().err
     assert content() == before
 
 
-def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_written(own_folder, capsys):
+def test_locked_folder_is_refused_before_writing(own_folder, capsys):
     Path("run/journal").mkdir(parents=True)
     with FileLock(Path("run") / directories.LOCK):
         assert cli.main(SHORT) == 2
@@ -155,14 +155,14 @@ def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_w
     assert cli.main(SHORT) == 0
 
 
-def test_a_folder_may_be_spelled_with_dots_and_stays_taken(own_folder, monkeypatch):
+def test_locked_folder_with_dots_stays_locked(own_folder, monkeypatch):
     Path("below").mkdir()
     monkeypatch.chdir("below")
     assert cli.main([*SHORT, "hydra.run.dir=../other/./run"]) == 0
     assert (own_folder / "other/run/summary.json").is_file()
 
 
-def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder, capsys):
+def test_error_keeps_users_files(own_folder, capsys):
     mine = [Path(name) for name in ("journal/notes.txt", ".hydra/mine.yaml", "data.csv")]
     for file in mine:
         file.parent.mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder,
     assert own_folder.is_dir() and not list(own_folder.iterdir())
 
 
-def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
+def test_existing_files_with_run_names_are_kept(tmp_path):
     folder = tmp_path / "own"
     mine = [folder / name for name in (directories.LOG, ".hydra/mine.yaml", "journal/publish.log")]
     for file in mine:
@@ -194,7 +194,7 @@ def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
     assert {file.read_text() for file in mine} == {"mine: 1"}
 
 
-def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
+def test_unexpected_error_before_run_stops_it(used, monkeypatch, capsys):
     """Hydra turns the exception into a warning, writes to the directory and starts the run."""
     monkeypatch.setattr("tempfile.tempdir", str(used.parent))
     monkeypatch.setattr(directories, "begin", lambda *_, **__: 1 / 0)
@@ -204,7 +204,7 @@ def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, cap
     assert content() == before
 
 
-def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(used, capsys):
+def test_checkpoint_of_other_experiment_is_refused(used, capsys):
     rerun = used / "rerun.yaml"
     rerun.write_text(rerun.read_text().replace("lr: 0.001", "lr: 0.5"))
     weights = torch.load(used / "checkpoints" / "last.pt", weights_only=True)["model"]
@@ -215,7 +215,7 @@ def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(used, capsys):
     assert all(torch.equal(weights[name], after[name]) for name in weights)
 
 
-def test_last_is_a_run_and_not_what_a_run_hands_to_its_processes(used):
+def test_last_ignores_folders_of_ranks(used):
     from runner.runs import find
 
     run = Path("outputs/day/time")
@@ -229,7 +229,7 @@ def test_last_is_a_run_and_not_what_a_run_hands_to_its_processes(used):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open can be deleted on POSIX alone")
-def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, empty_store):
+def test_two_runs_at_once_and_deleted_folder(own_folder, warm, empty_store):
     from mlflow import MlflowClient
 
     words = ["device=cpu", "model=mlp", "train.num_epochs=1000000", "metrics.pull_every=20", "hydra.run.dir=run"]
@@ -274,7 +274,7 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, 
     assert "the run's directory was deleted or renamed while it trained" in said and "Traceback" not in said, said
 
 
-def test_run_that_was_waited_for_is_in_the_way(own_folder, monkeypatch):
+def test_run_begun_in_between_is_refused(own_folder, monkeypatch):
     folder, refuse_used = own_folder / "run", directories.refuse_used
 
     def another_begins(*settings, **more):

@@ -157,7 +157,7 @@ def test_a_run_that_failed_gets_none(hints, capsys):
     assert "hint:" not in capsys.readouterr().out
 
 
-def test_model_that_exits_in_a_check_gets_no_hint(hints, monkeypatch):
+def test_model_exiting_in_check_gets_no_hint(hints, monkeypatch):
     def exits(*_given):
         raise SystemExit(3)
 
@@ -165,7 +165,7 @@ def test_model_that_exits_in_a_check_gets_no_hint(hints, monkeypatch):
     assert hints("model.last=softmax") == []
 
 
-def test_a_run_that_goes_on_is_judged_as_a_whole(hints, capsys):
+def test_hints_of_resumed_run_use_whole_run(hints, capsys):
     hints("model.unused=true optimizer.lr=1e-9", 30)
     assert cli.main(["resume", "run", "train.num_steps=60"]) == 0
     (found,) = json.loads(Path("run/summary.json").read_text())["hints"]

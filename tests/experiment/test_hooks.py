@@ -68,7 +68,7 @@ def by_hand(num_epochs):
     return norms
 
 
-def test_the_weights_norms_are_those_of_a_loop_by_hand(here):
+def test_weight_norms_equal_loop_by_hand(here):
     both = "train.hooks=[{_target_: my_hooks.norms, at: [start, epoch]}]"
     assert cli.main([*WORDS, both, "train.num_epochs=3", "hydra.run.dir=run", "tracking.enabled=false"]) == 0
     points = read_points(Path("run"))
@@ -98,7 +98,7 @@ def test_first_window_leaves_out_the_start(here, monkeypatch):
     assert all(value > 0.01 for _, value in read_points(Path("run"))["speed/steps_per_second"])
 
 
-def test_images_and_tables_are_where_mlflows_pages_look_for_them(here):
+def test_images_and_tables_are_in_mlflows_format(here):
     import pandas as pd
     from mlflow import MlflowClient
 
@@ -122,7 +122,7 @@ def test_images_and_tables_are_where_mlflows_pages_look_for_them(here):
     assert [point.value for point in client.get_metric_history(run_id, "calls")] == [2.0, 4.0]
 
 
-def test_a_run_that_goes_on_shows_each_step_once(here):
+def test_resumed_run_shows_each_step_once(here):
     hooks = "train.hooks=[my_hooks.norms,my_hooks.shows]"
     words = [*WORDS, hooks, "tracking.enabled=false", "hydra.run.dir=run"]
     assert cli.main([*words, "train.num_epochs=2"]) == 0
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_shows_each_step_once(here):
     assert set(runner.history("run").columns) >= {"norm/output.bias", "train/loss"}
 
 
-def test_the_run_stops_early_and_keeps_the_best_by_what_a_hook_measures(here):
+def test_hook_metric_decides_best_and_stopping(here):
     words = [f"train.early_stopping.{word}" for word in ("metric=val/calls", "mode=min", "patience=2")]
     words += ["train.hooks=[{_target_: my_hooks.Counts, name: val/calls}]", "hydra.run.dir=run"]
     assert cli.main([*WORDS, *words, "tracking.enabled=false"]) == 0
@@ -148,7 +148,7 @@ def test_the_run_stops_early_and_keeps_the_best_by_what_a_hook_measures(here):
     assert summary["best"] | {"mode": "min"} == {"metric": "val/calls", "value": 1.0, "step": 12, "mode": "min"}
 
 
-def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
+def test_hook_metric_needs_no_validation_split(here, capsys):
     quick = ["data.val_fraction=0", "tracking.enabled=false", "train.early_stopping.patience=1"]
     own = ["train.early_stopping.metric=val/calls", "train.early_stopping.mode=min", "hydra.run.dir=run"]
     hook = "train.hooks=[{_target_: my_hooks.Counts, name: val/calls}]"
@@ -174,7 +174,7 @@ def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
         ("[my_hooks.norms] placement.strategy=fsdp", "placement.strategy=ddp"),
     ],
 )
-def test_what_is_no_hook_is_refused_before_anything_is_tracked(here, capsys, hooks, said):
+def test_invalid_hook_is_refused_before_tracking(here, capsys, hooks, said):
     hooks, *more = hooks.split("] ")
     words = [f"train.hooks={hooks}{']' if more else ''}", *more]
     assert cli.main([*WORDS, *words, "hydra.run.dir=run"]) == 2
@@ -198,13 +198,13 @@ def test_within_an_epoch_it_is_not_done(here):
         (["data.val_fraction=0"], 0),  # without rows, no value is expected, whatever a hook measures
     ],
 )
-def test_a_metric_that_is_not_measured_is_told_once(here, capsys, words, times):
+def test_unmeasured_metric_is_reported_once(here, capsys, words, times):
     quick = ["train.hooks=[my_hooks.epochs]", "train.num_steps=6", "tracking.enabled=false"]
     assert cli.main([*WORDS, *quick, *words]) == 0
     assert capsys.readouterr().out.count("the last weights are kept") == times
 
 
-def test_a_picture_that_no_file_takes_as_it_is_is_written_all_the_same(here):
+def test_unusual_image_is_converted_and_written(here):
     """It used to be an error in the writing thread, and of the run."""
     Path("my_pictures.py").write_text(
         "import torch\nfrom PIL import Image\n\n"

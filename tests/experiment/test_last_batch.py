@@ -35,7 +35,7 @@ def told(num_rows, batch_size, num_ranks, model):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [2, 7, 8, 12])
-def test_a_size_that_does_not_do_is_told_with_one_that_does(num_ranks, batch_size):
+def test_unsuitable_batch_size_suggests_another(num_ranks, batch_size):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     for num_rows in range(2 * num_ranks, 40):
 
@@ -49,13 +49,13 @@ def test_a_size_that_does_not_do_is_told_with_one_that_does(num_ranks, batch_siz
             assert not crashes(int(fix.removeprefix("use `train.batch_size=").removesuffix("`"))), num_rows
 
 
-def test_too_few_rows_ask_for_more():
+def test_too_few_rows_suggest_more_data():
     model = nn.BatchNorm1d(3)
     assert told(5, 4, 4, model) == "use data with more rows"
     assert told(1, 4, 1, model) == "use data with more rows"
 
 
-def test_what_takes_no_mean_over_a_processs_rows_alone_is_not_told():
+def test_last_batch_hint_omits_suitable_layers():
     assert told(17, 16, 2, nn.LayerNorm(3)) == ""
     # it synchronizes with the other processes
     assert told(17, 16, 2, nn.Sequential(nn.BatchNorm1d(3), nn.SyncBatchNorm(3))) == ""
@@ -63,7 +63,7 @@ def test_what_takes_no_mean_over_a_processs_rows_alone_is_not_told():
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_several_processes_are_told_at_once(own_folder, capfd, strategy):
+def test_unsuitable_batch_of_processes_is_refused(own_folder, capfd, strategy):
     words = ["model=resnet", "model.width=4", "device=cpu", "train.num_epochs=1", "tracking.enabled=false"]
     rows = ["data.limit=103", "train.batch_size=16", "train.num_processes=2", f"placement.strategy={strategy}"]
     assert cli.main([*words, *rows, "task.plots=false"]) == 2
@@ -71,7 +71,7 @@ def test_several_processes_are_told_at_once(own_folder, capfd, strategy):
     assert "2 share 3 rows in the last batch" in err and "help: use `train.batch_size=15`" in err
 
 
-def test_code_that_ends_the_program_is_told_by_the_run():
+def test_exiting_code_is_reported_by_run():
     class Ends(nn.Module):
         def __init__(self):
             super().__init__()

@@ -288,7 +288,7 @@ def test_a_run_is_a_loop_by_hand(mine, name):
     assert all(map(torch.equal, state["model"].values(), model.state_dict().values()))
 
 
-def test_what_stands_beside_it_is_validated_on(mine):
+def test_own_loader_validation_split_is_used(mine):
     trained("run", "data=weighted")
     inputs, targets = mine.rows(1)
     model = mine.Net()
@@ -303,7 +303,7 @@ def test_what_stands_beside_it_is_validated_on(mine):
     ("name", "num_steps"),
     [("weighted", 2), ("own_generator", 8), ("batches", 2), ("stream", 8), ("counted", 2), ("stateful", 8)],
 )
-def test_resume_within_an_epoch_equals_a_whole_run(mine, name, num_steps):
+def test_resume_within_epoch_equals_whole_run(mine, name, num_steps):
     words = [f"data={name}", "train.batch_size=8"]
     losses, whole = trained("whole", *words)
     trained("parts", *words, f"train.num_steps={num_steps}")
@@ -343,7 +343,7 @@ def test_a_length_may_be_any_number(mine):
     )
 
 
-def test_what_it_draws_moves_no_number_of_the_training(mine):
+def test_own_loader_draws_do_not_change_training(mine):
     words = ["model=mlp", "model.hidden_sizes=[8]", "model.dropout=0.5"]
     assert trained("one", "data=own_generator", *words)[0] == trained("two", "data=own_generator_drawing", *words)[0]
 
@@ -382,18 +382,18 @@ def test_two_processes_share_each_batch(mine, own_folder, warm):
         (["data=stream", "model=mlp"], ["has no out_features", "help: set model.out_features=... to the value itself"]),
     ],
 )
-def test_what_it_can_not_be_asked(mine, capfd, words, told):
+def test_own_loader_unsupported_settings_are_refused(mine, capfd, words, told):
     assert cli.main([*QUIET, *words]) == 2
     said = capfd.readouterr().err.replace("`", "")
     assert all(word in said for word in told), said
 
 
-def test_one_that_ends_early_is_named(mine, capfd):
+def test_own_loader_ending_early_is_named(mine, capfd):
     assert cli.main([*QUIET, "data=short", "train.batch_size=8"]) == 1
     assert "epoch 1 ended after batch 3" in capfd.readouterr().out
 
 
-def test_one_that_goes_on_beyond_its_length_is_told_on_the_screen(mine, capfd):
+def test_own_loader_beyond_length_gives_warning(mine, capfd):
     trained("run", "data=long", "train.batch_size=8")
     told = (
         "warning: Long has more than its length of 7 batches: the others are left out of each epoch; define `__len__`"
@@ -407,7 +407,7 @@ def test_its_plan_reads_as_the_run_does(mine, warm_programs, capfd):
     assert "streamed (your DataLoader, batches of 8;" in said and "8 in fp32; the largest" in said
 
 
-def test_the_plan_of_one_of_several_processes_takes_its_share(mine, warm_programs, capfd):
+def test_own_loader_plan_divides_batch_by_processes(mine, warm_programs, capfd):
     assert cli.main(["plan", *QUIET, "data=weighted", "train.num_processes=4", "--json"]) == 0
     said = capfd.readouterr()
     plan = json.loads(said.out)
@@ -416,7 +416,7 @@ def test_the_plan_of_one_of_several_processes_takes_its_share(mine, warm_program
     assert "one of 4 processes, with 2 rows of each batch" in said.err
 
 
-def test_its_classes_and_rows_are_told(mine, capfd):
+def test_own_loader_rows_are_printed(mine, capfd):
     trained("run", "data=weighted", "model=mlp", "model.hidden_sizes=[4]")
     said = capfd.readouterr().out + Path("run/runner.log").read_text()
     assert "weighted: 50 train, 60 val examples; streamed (your DataLoader, batches of 8;" in said

@@ -76,7 +76,7 @@ def test_unsupported_settings_of_several_are_refused(devices, words, more, expec
 @pytest.mark.parametrize(
     ("platform", "own", "found"), [("darwin", None, "lo0"), ("darwin", "en0", "en0"), ("linux", None, None)]
 )
-def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monkeypatch):
+def test_mac_processes_use_loopback_network(platform, own, found, monkeypatch):
     """gloo resolves the machine's name, which often fails on a Mac."""
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", own or "")
@@ -93,7 +93,7 @@ def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monk
         (1, False, "RuntimeError: last week's"),
     ],
 )
-def test_last_words_of_a_part_before_are_gone_when_the_others_know_the_folder(tmp_path, num, is_launched, error):
+def test_old_rank_messages_are_deleted_first(tmp_path, num, is_launched, error):
 
     def failing(folder):
         messages.record(Path(folder), 1, "ValueError: today's")

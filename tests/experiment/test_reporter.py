@@ -26,7 +26,7 @@ def window(step):
     )
 
 
-def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
+def test_temporarily_full_disk_loses_nothing(tmp_path, monkeypatch):
     with Journal(tmp_path) as journal:
         reporter = Reporter(tmp_path, journal, screen())
         append, calls = journal._append, []
@@ -54,7 +54,7 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
     assert [tuple(row) for row in points["val/loss"]] == [(2, 0.5)]
 
 
-def test_failure_of_mlflow_is_printed_when_it_happens(tmp_path):
+def test_mlflow_failure_is_printed_at_once(tmp_path):
     found, said = [None, "no room", None], []
     publisher = SimpleNamespace(first_failure=lambda: found.pop(0))
     with Journal(tmp_path) as journal:
@@ -65,7 +65,7 @@ def test_failure_of_mlflow_is_printed_when_it_happens(tmp_path):
     assert said == ["tracking: no room; the run continues, and its journal keeps everything"] and found == []
 
 
-def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answer_for_it(tmp_path, monkeypatch):
+def test_journal_rows_are_not_repeated_without_sync(tmp_path, monkeypatch):
     with Journal(tmp_path) as journal:
         reporter = Reporter(tmp_path, journal, screen())
 
@@ -98,7 +98,7 @@ def task(model, batch):
 """
 
 
-def test_a_disk_that_takes_its_time_holds_no_step(own_folder, monkeypatch):
+def test_slow_disk_delays_no_step(own_folder, monkeypatch):
     """The first window's write ends after 20 more windows and three epochs."""
     Path("late_tasks.py").write_text(LATE)
     is_late, sync = [], journal_module._sync

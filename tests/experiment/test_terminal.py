@@ -36,7 +36,7 @@ def shown(console):
 
 
 @pytest.mark.parametrize("form", [str, Text, lambda said: Text(said, style="red")])
-def test_a_terminal_shows_control_characters_and_obeys_none(console, form):
+def test_terminal_shows_control_characters_escaped(console, form):
     console.print(form(HOSTILE), markup=False)
     table = Table("name", title=HOSTILE)
     table.add_row(form(HOSTILE))
@@ -63,13 +63,13 @@ def test_the_bar_still_moves_the_cursor(console):
     assert "\x1b[2J" not in shown(console) and "\\x1b[2J" in shown(console)
 
 
-def test_a_mistake_names_what_was_asked_without_obeying_it(capsys):
+def test_error_escapes_control_characters(capsys):
     report(RunnerError(Problem(f"name={HOSTILE}", HOSTILE, HOSTILE)))
     said = capsys.readouterr().err
     assert not CONTROLS.search(said) and said.count("\\x1b[2J") == 3
 
 
-def test_a_sweeps_table_and_a_runs_screen_obey_no_names(tmp_path, capsys):
+def test_tables_escape_control_characters_in_names(tmp_path, capsys):
     sweep = Folder(tmp_path)
     metrics = {f"val/{HOSTILE}": 1.0}
     sweep.job((f"name={HOSTILE}",), name=HOSTILE, summary={"metrics": metrics}, device=HOSTILE)
@@ -94,7 +94,7 @@ def test_what_is_shown(value, shown):
     assert readable(value) == shown
 
 
-def test_nothing_is_wider_and_nothing_is_far_from_what_it_says():
+def test_readable_numbers_are_narrow_and_accurate():
     draw = random.Random(0)
     for _ in range(5_000):
         value = draw.choice((-1, 1)) * 10 ** draw.uniform(-30, 38)

@@ -53,7 +53,7 @@ def judged(device):
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])
-def test_each_mistake_is_named_with_its_path_and_line(case):
+def test_findings_have_path_and_line(case):
     (found,) = judged(case.device)["wrong"][case.name]
     assert (found["kind"], found["path"]) == (case.kind, case.path), found
     assert found["line"].endswith(marked_line(case.name)), found

@@ -84,7 +84,7 @@ def test_values_with_commas(own_folder, words):
     assert (found.difference.n, round(found.mean_a - found.mean_b, 6)) == (8, 2)
 
 
-def test_a_number_is_chosen_however_it_is_written(own_folder):
+def test_compare_selects_number_in_any_form(own_folder):
     sweep = Folder(own_folder / "s")
     for rate in ("0.001", "1e+30", "nan"):
         best = {"metric": "val/loss", "mode": "min", "value": 0.1, "step": 3}
@@ -97,7 +97,7 @@ def test_a_number_is_chosen_however_it_is_written(own_folder):
         compare(["s:optimizer.lr=2e-3", "s"])
 
 
-def test_all_of_a_sweep_beside_its_best(folder, capsys):
+def test_compare_sweep_with_its_best(folder, capsys):
     assert cli.main(["compare", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]
     assert [(each["a"], each["b"], each["verdict"]) for each in found] == [
@@ -172,7 +172,7 @@ def test_mistakes(words, so, write, folder, capsys):
     assert so in said and write in said, said
 
 
-def test_what_is_to_be_written_has_a_value_with_a_blank_whole(own_folder):
+def test_compare_suggestion_quotes_value_with_blank(own_folder):
     sweep = Folder(own_folder / "blank")
     for value, name in ((0.1, "'two words'"), (0.2, "one")):
         best = {"metric": "val/loss", "mode": "min", "value": value, "step": 3}
@@ -194,7 +194,7 @@ def test_a_sweep_without_a_finished_job(own_folder):
         compare(["none"])
 
 
-def test_a_sweep_without_validation_rows_has_its_test_metrics(own_folder, capsys):
+def test_compare_without_validation_uses_test_metrics(own_folder, capsys):
     sweep = Folder(own_folder / "tested")
     for model in ("mlp", "cnn"):
         best, metrics = {"metric": "val/loss", "mode": "min", "value": None, "step": 0}, {"test/loss": 1.0}
@@ -242,7 +242,7 @@ def with_diverged(folder, value, *, gone):
 
 
 @pytest.mark.parametrize(("gone", "value"), [(8, 0.5), (7, 0.5), (7, 0.3)])
-def test_a_configuration_that_diverges_is_in_no_ones_way(own_folder, gone, value, capsys):
+def test_diverging_configuration_does_not_block_others(own_folder, gone, value, capsys):
     report = write(with_diverged(own_folder / "s", value, gone=gone))
     assert report.winner == "model=mlp"
     tables.show(report, console := Console(force_terminal=True, width=150, record=True))
@@ -299,7 +299,7 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys
     assert not (own_folder / "other.db").exists()
 
 
-def test_table_in_a_pipe_has_one_line_per_metric(own_folder, monkeypatch, capsys):
+def test_piped_table_has_line_per_metric(own_folder, monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     folder = sweep_of(own_folder / "multirun/1", {60 * name[0]: value for name, value in MODELS.items()})
     assert cli.main(["compare", str(folder)]) == 0

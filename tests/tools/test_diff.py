@@ -64,7 +64,7 @@ def differences(capfd, *names):
     return found, {each["what"]: each["values"] for each in (*found["configuration"], *found["made_with"])}
 
 
-def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
+def test_diff_names_overrides_by_key(base, capfd):
     train(
         "b", "seed=1", "optimizer.lr=0.01", "train.batch_size=16", "train.precision=bf16", "backends.cpu.num_threads=2"
     )
@@ -84,7 +84,7 @@ def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
     assert ["optimizer.lr", "0.001", "0.01"] in said and ["train.precision", "fp32", "bf16"] in said
 
 
-def test_code_and_data_that_git_knows_nothing_of(base, capfd, monkeypatch):
+def test_diff_of_untracked_code_and_data(base, capfd, monkeypatch):
     write_rows(changed=1e-3)
     Path("differing_nets.py").write_text(MODEL.replace("ReLU", "GELU"))
     monkeypatch.delitem(__import__("sys").modules, "differing_nets")
@@ -166,7 +166,7 @@ def original(folder, series):
     return RecordedRun("a", None, folder, None, "finished", {}, {}, None, series)
 
 
-def test_where_two_curves_part_to_the_bit_and_beyond_rounding():
+def test_diff_finds_first_bit_and_rounding_difference():
     steps, values = np.arange(1, 5), np.array([1.0, 1.0, 1.0, 1.0])
     found = compare(
         "train/loss", (steps, values), (steps, values + np.array([0, 1e-9, 1e-9, 0.5])), may_end_elsewhere=True
@@ -175,7 +175,7 @@ def test_where_two_curves_part_to_the_bit_and_beyond_rounding():
     assert found.parted_by == pytest.approx(1e-9, rel=1e-6)
 
 
-def test_names_that_fall_together_on_a_store_are_told_apart_in_a_folder_as_there(tmp_path):
+def test_diff_separates_names_that_collide_on_store(tmp_path):
     one = (np.array([1]), np.array([1.0]))
     series = {"train/p>1": one, "train/p<1": one, "train/loss": one}
     of_folder = original(tmp_path, series)
@@ -204,7 +204,7 @@ def test_mistakes(a_few, capfd, words, problem):
 
 
 @pytest.mark.parametrize("command", ["diff", "compare"])
-def test_a_store_that_is_named_beside_folders_is_said_not_to_be_asked(a_few, command, capfd):
+def test_diff_warns_of_unused_store(a_few, command, capfd):
     assert cli.main([command, "outputs/a/run", "outputs/b/run", "tracking.uri=http://nowhere"]) == 0
     assert capfd.readouterr().out.startswith("note: tracking.uri=http://nowhere has no effect: all runs")
 
@@ -217,7 +217,7 @@ def a_few(at_home, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_beside_a_store(base, capfd, warm_programs, empty_store):
+def test_diff_folder_and_store(base, capfd, warm_programs, empty_store):
     shutil.copy(empty_store, "runs.db")
     uri = f"tracking.uri=sqlite:///{base}/runs.db"
     train("b", "tracking.enabled=true", "tracking.log_model=false", uri, "seed=1")

@@ -34,7 +34,7 @@ def test_what_is_new_is_read_once(tmp_path):
     assert run.read() and run.status == "failed"
 
 
-def test_a_journal_that_is_another_one_is_read_anew(tmp_path):
+def test_replaced_journal_is_read_again(tmp_path):
     run = LiveRun(tmp_path)
     for count in (9, 3):
         (tmp_path / FILE).unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def test_a_journal_that_is_another_one_is_read_anew(tmp_path):
         assert run.points("train/loss")[0].tolist() == list(range(1, count + 1))
 
 
-def test_a_run_that_was_killed_has_no_end(tmp_path, monkeypatch):
+def test_killed_run_has_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "SECONDS_BETWEEN_LOOKS", 0)
     run, other = LiveRun(tmp_path), LiveRun(tmp_path)
     with Journal(tmp_path) as journal:
@@ -57,7 +57,7 @@ def test_a_run_that_was_killed_has_no_end(tmp_path, monkeypatch):
     assert other.status == "killed"
 
 
-def test_one_that_goes_on_runs_again(tmp_path):
+def test_resumed_run_is_live_again(tmp_path):
     run = LiveRun(tmp_path)
     with Journal(tmp_path) as journal:
         start(journal)
@@ -72,7 +72,7 @@ def test_one_that_goes_on_runs_again(tmp_path):
 @pytest.mark.parametrize(
     ("metric", "mode", "best"), [("val/loss", "null", 1), ("val/odd", "max", 3), ("val/accuracy", "null", 3)]
 )
-def test_the_best_is_by_what_it_is_judged_by(tmp_path, metric, mode, best):
+def test_live_best_uses_runs_metric(tmp_path, metric, mode, best):
     with Journal(tmp_path) as journal:
         start(journal, params={**PARAMS, "train.early_stopping.metric": metric, "train.early_stopping.mode": mode})
         journal.points([metric], [1, 2, 3, 4], [0] * 4, [[1.0], [2.0], [3.0], [np.nan]])
@@ -81,7 +81,7 @@ def test_the_best_is_by_what_it_is_judged_by(tmp_path, metric, mode, best):
     assert run.best(metric) == (best, best)
 
 
-def test_a_spike_of_one_step_shows_in_its_column():
+def test_one_step_spike_is_visible():
     steps = np.arange(1, 1001)
     values = np.full(1000, 2.0)
     values[555], values[700:800] = 9.0, np.nan

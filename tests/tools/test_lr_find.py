@@ -22,7 +22,7 @@ def curve(*, falls=1e-3, rises=1.0):
     return 2 - 1 / (1 + (falls / RATES) ** 2) + (RATES / rises) ** 3
 
 
-def test_the_steepest_place_is_found_and_the_smaller_rate_is_taken():
+def test_lr_find_suggests_below_steepest_point():
     found = suggest(RATES, curve())
     assert 1e-3 < found.steepest < 3e-3  # a running mean lags
     assert found.lowest / 10 == found.tenth_of_lowest
@@ -30,7 +30,7 @@ def test_the_steepest_place_is_found_and_the_smaller_rate_is_taken():
     assert "run away" in found.ending and found.rates[-1] < RATES[-1]
 
 
-def test_what_comes_after_nan_is_not_looked_at():
+def test_lr_find_ignores_values_after_nan():
     losses = curve()
     losses[100:] = 0.0
     losses[100] = np.nan
@@ -44,11 +44,11 @@ def test_noise_does_not_move_it_far():
 
 
 @pytest.mark.parametrize("losses", [np.linspace(1, 2, 141), np.full(141, np.nan), np.r_[2.0, np.full(140, np.inf)]])
-def test_a_loss_that_never_falls_is_told(losses, messages):
+def test_loss_that_never_falls_is_reported(losses, messages):
     messages(problems_of(suggest, RATES, losses))
 
 
-def test_the_running_mean_begins_with_the_first_value():
+def test_running_mean_begins_with_first_value():
     assert smoothed(np.full(5, 3.0)) == pytest.approx([3.0] * 5)
     assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
 
@@ -61,14 +61,14 @@ def groups_of(optimizer):
     return _groups(SimpleNamespace(optimizer=optimizer))
 
 
-def test_groups_with_a_rate_of_their_own_keep_it():
+def test_groups_with_separate_rate_keep_it():
     one, other = ({"params": parameters(1)} for _ in range(2))
     optimizer = SGD([one, {**other, "lr": 1.0}], lr=0.01)
     LinearLR(optimizer, start_factor=0.1)
     assert groups_of(optimizer) == optimizer.param_groups[:1]
 
 
-def test_a_schedule_that_sets_all_rates_leaves_nothing_out():
+def test_schedule_sets_all_group_rates():
     optimizer = SGD([{"params": parameters(1)}, {"params": parameters(1), "weight_decay": 0.1}], lr=0.01)
     OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
     assert groups_of(optimizer) == optimizer.param_groups
@@ -83,7 +83,7 @@ def elsewhere(tmp_path_factory, monkeypatch):
 WORDS = ["model=mlp", "model.hidden_sizes=[16]", "device=cpu", "data.limit=400", "train.batch_size=32"]
 
 
-def test_the_command_leaves_a_picture_and_numbers_and_no_run(run, tmp_path):
+def test_lr_find_leaves_plot_and_no_run(run, tmp_path):
     before = set(Path().iterdir())
     code, out, _ = run("lr-find", *WORDS, f"hydra.run.dir={tmp_path}/lr", "--steps", "60")
     assert code == 0 and "take    optimizer.lr=" in out

@@ -41,11 +41,11 @@ def kept_of(num_tries, seed):
     return kept
 
 
-def test_of_a_hundred_tries_without_a_gain_one_is_kept_at_most():
+def test_hundred_useless_tries_keep_at_most_one():
     assert kept_of(100, seed=0) <= 1
 
 
-def test_the_looks_together_are_as_sure_as_is_said():
+def test_repeated_looks_keep_stated_confidence():
     assert tries.NUM_COMPARISONS == 0.05 / tries.ALPHA_OF_A_TRY * 3
     assert 2 * 0.5**tries.LEAST <= tries.ALPHA_OF_A_TRY / 3 < 2 * 0.5 ** (tries.LEAST - 1)
 
@@ -63,7 +63,7 @@ def line_of(values, other=0.0, goal=LOSS, **more):
     return look(goal, SEEDS, dict(enumerate(values)), dict.fromkeys(range(48), other), **more)
 
 
-def test_what_is_asked_for_look_by_look():
+def test_requested_seeds_per_look():
     """All seeds of the first two looks in any case; after that, it is discarded as soon as it does not look better."""
     for known, wanted in ((0, 4), (4, 12), (12, 24), (24, 48)):
         mixed = [0.4 * (-1) ** seed - 0.1 for seed in range(known)]
@@ -107,7 +107,7 @@ def test_values_that_can_not_be_more():
     assert look(LOSS, list(theirs), ours, theirs).why.startswith("14 seeds do not decide it")
 
 
-def test_others_are_asked_for_in_the_place_of_seeds_that_fail():
+def test_failed_seeds_are_replaced():
     """The looks have the same length as always, and the last one has the remaining seeds."""
     theirs = dict.fromkeys(set(range(12)) - {5}, 0.0)
     ours = {seed: 0.4 * (-1) ** seed - 0.1 for seed in range(12)}

@@ -87,7 +87,7 @@ class Diverges(torch.nn.Linear):
 
 
 @pytest.mark.slow
-def test_a_seed_with_which_the_reference_fails_is_left_out(answer, own_folder):
+def test_seed_with_failed_reference_is_skipped(answer, own_folder):
     (own_folder / "own.py").write_text(DIVERGES)
     (own_folder / "conf/model").mkdir(parents=True)
     facts = "in_features: ${facts.in_features}\nout_features: ${facts.out_features}\n"
@@ -111,7 +111,7 @@ def test_the_budget_and_what_would_not_run(answer):
     assert found["fair"]["budget"] == 0.5
 
 
-def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
+def test_try_quotes_folder_for_hydra(tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(try_out, "measure", lambda sides, look, context, config: found.append(config) or decided)
     decided = Decision(tries.KEPT, "", {}, {})
@@ -146,7 +146,7 @@ def test_mistakes(words, so, write, own_folder, capsys):
     assert not list(Path("multirun/tries").glob("*.jsonl"))
 
 
-def test_one_of_several_folds_is_named_as_the_sweep_has_it(own_folder, capsys):
+def test_try_names_fold_like_sweep(own_folder, capsys):
     made = Folder(own_folder / "it's a sweep", ("data.fold=range(4)", "data.num_folds=4"))
     for fold in range(4):
         best = {"metric": "val/loss", "mode": "min", "value": 1.0 + fold, "step": 1}

@@ -53,7 +53,7 @@ def tried(monkeypatch):
     return run
 
 
-def test_a_seed_with_which_the_reference_fails_is_left_out(tried):
+def test_seed_with_failed_reference_is_skipped(tried):
     found, seeds = tried(lambda seed: "failed" if seed == 5 else "finished", known=set(range(12)) - {5})
     assert seeds == [5, 12] and list(found.values) == [*range(5), *range(6, 13)]
     assert found.why == "no better, over 12 seeds"
@@ -64,6 +64,6 @@ def test_it_ends_where_the_reference_always_fails(tried):
     assert (found.verdict, found.values, seeds) == ("undecided", {}, [*SEEDS])
 
 
-def test_it_ends_where_a_queues_time_is_over_for_all_of_a_round(tried):
+def test_try_ends_when_queue_time_is_over(tried):
     found, seeds = tried(lambda seed: "finished" if seed < 3 else "interrupted")
     assert (found.why.partition(";")[0], seeds) == ("the time was up after 3 seeds of both", [0, 1, 2, 3, 3])

@@ -74,12 +74,12 @@ def test_what_may_win_is_tried():
         (["model=gru", "data=synthetic", "data.shape=[2,20]", "data.num_rows=64"], "train.compile", "recurrent"),
     ],
 )
-def test_what_can_not_win_is_not_tried_and_said(words, name, why):
+def test_tune_skips_and_reports_hopeless_settings(words, name, why):
     option = options_of(*words)[name]
     assert not option.tries and why in option.why_not
 
 
-def test_a_stream_of_ones_own_is_offered_no_readers():
+def test_custom_stream_gets_no_worker_proposal():
     cfg = cfg_of()
     parts = prepare(cfg, torch.device("cpu"))
     own = OwnLoader(DataLoader(TensorDataset(torch.ones(8, 1))), asked="data=mine")
@@ -88,7 +88,7 @@ def test_a_stream_of_ones_own_is_offered_no_readers():
     assert not option.tries and "your own stream" in option.why_not
 
 
-def test_numbers_are_the_same_but_for_rounding_at_the_start():
+def test_tuned_numbers_equal_up_to_rounding():
     losses = np.linspace(2, 1, 50)
     assert difference(losses, losses * 1.01) == pytest.approx(0.01)
     assert is_same(losses, losses * (1 + 1e-6), precision="fp32")
@@ -121,7 +121,7 @@ def test_long_steps_get_fewer_turns():
     assert len(compare(*slow, seconds=0.02).ratios) == MIN_TURNS
 
 
-def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps(monkeypatch):
+def test_tune_candidates_have_same_first_losses(monkeypatch):
     cfg, threads = cfg_of(), []
     monkeypatch.setattr(backends, "use_in_thread", threads.append)
     data = prepare_data(cfg, torch.device("cpu"))
@@ -138,7 +138,7 @@ def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps(monkeypat
         other.close()
 
 
-def test_a_schedule_that_refuses_more_steps_than_the_run_s_stays_at_its_last_rate():
+def test_tune_schedule_at_end_keeps_last_rate():
     Path("conf/scheduler").mkdir(parents=True)
     Path("conf/scheduler/one.yaml").write_text(
         "_target_: torch.optim.lr_scheduler.OneCycleLR\n_partial_: true\nmax_lr: 0.01\ntotal_steps: ${facts.num_steps}\n"
@@ -198,7 +198,7 @@ def outcomes(search):
     return {in_words(row.settings): row.outcome.partition(":")[0] for row in search.rows}
 
 
-def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
+def test_tune_winner_is_kept_for_next_try(search):
     search.take(TuneOption("a", ({"a": 0.5}, {"a": 0.4}, {"a": 0.9})))
     search.take(TuneOption("b", ({"b": 2.0}, {"b": 0.25}, {"b": "refused"})))
     search.take(TuneOption("c", why_not="it can't win"))
@@ -208,7 +208,7 @@ def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
     assert {in_words(row.settings): row.ratio for row in search.rows}["b=2.0"] == pytest.approx(0.8)
 
 
-def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
+def test_tune_reference_is_winning_precision(search):
     search.take(TuneOption("train.precision", ({"train.precision": "bf16"},)))
     search.take(TuneOption("b", ({"b": 0.25}, {"b": 0.5})))
     assert outcomes(search) == {"train.precision=bf16": "wins", "b=0.25": "other numbers", "b=0.5": "wins"}
@@ -224,7 +224,7 @@ def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
         (0.1, 10.0, "not tried: it takes 8 s or more, and the run's steps take 10.0 s"),
     ],
 )
-def test_a_compilation_wins_where_the_whole_run_is_faster(search, first, compiling, outcome):
+def test_tune_compilation_counts_its_own_time(search, first, compiling, outcome):
     if first < 1:
         search.take(TuneOption("a", ({"a": first},)))
     search.cfg.compiling = compiling
@@ -233,7 +233,7 @@ def test_a_compilation_wins_where_the_whole_run_is_faster(search, first, compili
     assert ("train.compile" in search.settings) is (outcome == "wins")
 
 
-def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
+def test_tune_rejects_final_loser(search, monkeypatch):
     search.take(TuneOption("a", ({"a": 0.5},)))
     monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: SpeedComparison((1.01,) * MAX_TURNS, 1.0))
     search.confirm()
@@ -241,13 +241,13 @@ def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
     assert search.rows[-1].outcome.startswith("at the end no faster")
 
 
-def test_what_there_is_no_time_for_is_said(search):
+def test_tune_reports_skipped_candidates(search):
     search.seconds = search._end = 0.0
     search.take(TuneOption("a", ({"a": 0.5},)))
     assert search.settings == {} and "--seconds" in search.rows[0].outcome
 
 
-def test_a_run_that_does_not_fit_is_refused(search, monkeypatch, messages):
+def test_tune_refuses_run_that_does_not_fit(search, monkeypatch, messages):
     def fail(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -255,7 +255,7 @@ def test_a_run_that_does_not_fit_is_refused(search, monkeypatch, messages):
     messages(problems_of(tune.TuneSearch, search.cfg, torch.device("cpu"), seconds=1.0))
 
 
-def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
+def test_tune_file_is_overlay_with_command(run, monkeypatch):
     monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)  # its losses include those of later steps
     Path("conf").mkdir()
     code, out, err = run("tune", *WORDS, "--seconds", "0.5", "--name", "mine", "--json")
@@ -272,7 +272,7 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
 
 
 @pytest.mark.timeout(300)  # a closed run reports no more losses, and waiting for them would never end
-def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_as_it_is(run, monkeypatch):
+def test_tune_without_time_keeps_losses(run, monkeypatch):
     monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)
     code, out, err = run("tune", *WORDS, "--seconds", "0.001", "--name", "mine", "--json")
     assert code == 0, err
@@ -284,7 +284,7 @@ def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_
     )
 
 
-def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypatch):
+def test_tune_command_keeps_users_file(run, monkeypatch):
     monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)
     Path("mine").mkdir()
     Path("mine/big.yaml").write_text("defaults: [config, {override model: mlp}, _self_]\nmodel: {hidden_sizes: [8]}\n")
@@ -299,7 +299,7 @@ def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypat
     assert Path("conf/tuned/own.yaml").read_text() == "# @package _global_\n"
 
 
-def test_a_file_that_was_never_written_is_told(run):
+def test_watch_reports_missing_file(run):
     code, _, err = run("tuned=mine", "device=cpu")
     assert code == 2 and "python -m runner tune --name mine" in err
 

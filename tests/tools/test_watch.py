@@ -91,7 +91,7 @@ def test_for_programs_one_frames_data(run, capsys):
         ([10, 20, 10, 24], [10, 20, 24]),  # resumed from an earlier step
     ],
 )
-def test_a_curve_for_programs_has_steps_of_the_run(own_folder, capsys, steps, expected):
+def test_watch_json_curve_has_steps(own_folder, capsys, steps, expected):
     with begin(Path("run"), names=("train/loss",), num_steps=2) as journal:
         journal.points(("val/loss",), steps, [0] * len(steps), np.ones((len(steps), 1)))
         journal.points(("val/accuracy",), steps[:1], [0], [[np.nan]])
@@ -102,7 +102,7 @@ def test_a_curve_for_programs_has_steps_of_the_run(own_folder, capsys, steps, ex
     assert metrics["val/accuracy"]["curve"]["steps"] == []
 
 
-def test_a_sweep_has_a_row_for_each_job(own_folder, capsys):
+def test_watch_sweep_has_row_per_job(own_folder, capsys):
     sweep = Folder(own_folder / "multirun/1/2", ("seed=1,2,3",))
     for seed in (1, 2):
         sweep.job((f"seed={seed}",), summary={"metrics": {}, "num_steps": 100})
@@ -120,7 +120,7 @@ def test_a_sweep_has_a_row_for_each_job(own_folder, capsys):
     assert [job["metrics"]["val/loss"]["points"] for job in jobs] == [100, 100]
 
 
-def test_a_line_is_in_one_piece_and_a_band_lies_behind_it():
+def test_watch_line_is_connected_over_band():
     steps = np.arange(1, 401)
     values = np.where(steps % 2 == 0, 0.0, 1.0) * (steps > 200) + 0.5 * (steps <= 200)
     canvas = Canvas(20, 5, low=0.0, high=1.0)
@@ -181,7 +181,7 @@ class Screen:
 ENTER, LEAVE, SHOW = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
 
 
-def test_q_leaves_and_the_run_goes_on(own_folder, monkeypatch):
+def test_q_leaves_run_unchanged(own_folder, monkeypatch):
     with begin(Path("outputs/a/run")):
         screen = Screen(monkeypatch)
         screen.when("q leaves", lambda: os.write(screen.ours, b"q"))
@@ -209,7 +209,7 @@ def test_a_signal_gives_the_screen_back(own_folder, monkeypatch, number, code):
     assert LEAVE in drawn and SHOW in drawn and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_it_ends_with_the_run_and_the_last_frame_stays(own_folder, monkeypatch):
+def test_watch_ends_with_run_and_last_frame(own_folder, monkeypatch):
     monkeypatch.setattr(watching, "SECONDS_BETWEEN_READS", 0.01)
     journal = begin(Path("outputs/a/run"))
     screen = Screen(monkeypatch)

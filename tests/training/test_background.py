@@ -6,7 +6,7 @@ from runner.training import background as module
 from runner.training.background import Background
 
 
-def test_jobs_run_in_order_beside_the_caller():
+def test_background_runs_jobs_in_order():
     background, seen = Background(), []
     for number in range(20):
         background.do(lambda number=number: seen.append((number, threading.current_thread().name)))
@@ -15,7 +15,7 @@ def test_jobs_run_in_order_beside_the_caller():
     assert seen == [(number, "runner-background") for number in range(20)]
 
 
-def test_what_it_begins_with_runs_first_and_in_its_thread():
+def test_background_first_job_runs_in_thread():
     seen = []
     background = Background(begin=lambda: seen.append(threading.current_thread().name))
     background.do(lambda: seen.append("a job"))
@@ -23,7 +23,7 @@ def test_what_it_begins_with_runs_first_and_in_its_thread():
     assert seen == ["runner-background", "a job"]
 
 
-def test_the_first_error_comes_up_once_and_later_jobs_still_run():
+def test_background_first_error_is_raised_once():
     background, seen = Background(), []
 
     def fail():
@@ -37,7 +37,7 @@ def test_the_first_error_comes_up_once_and_later_jobs_still_run():
     assert seen == [1]
 
 
-def test_close_raises_what_nobody_has_seen_and_ends_the_thread():
+def test_background_close_raises_pending_error():
     background = Background()
     background.do(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -59,7 +59,7 @@ def slow_disk():
     return gate, waiting, settled, settle
 
 
-def test_jobs_do_not_wait_for_a_slow_disk_and_share_its_next_turn():
+def test_background_jobs_share_slow_disks_next_turn():
     gate, waiting, settled, settle = slow_disk()
     background = Background(settle)
     for number in range(200):
@@ -80,7 +80,7 @@ def test_close_settles_what_is_left():
     assert settled == [[1]]
 
 
-def test_where_jobs_never_cease_they_are_settled_all_the_same(monkeypatch):
+def test_background_settles_under_endless_jobs(monkeypatch):
     monkeypatch.setattr(module, "MAX_SECONDS", -1.0)
     begin, (gate, waiting, settled, settle) = threading.Event(), slow_disk()
     gate.set()
@@ -93,7 +93,7 @@ def test_where_jobs_never_cease_they_are_settled_all_the_same(monkeypatch):
     assert settled == [[number] for number in range(5)]
 
 
-def test_a_job_that_builds_on_the_disk_comes_after_it_or_not_at_all():
+def test_background_dependent_job_waits_for_disk():
     full, waiting, seen = [True], [1], []
 
     def settle():

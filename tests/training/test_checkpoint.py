@@ -39,7 +39,7 @@ def path(tmp_path):
     return tmp_path / "last.pt"
 
 
-def test_it_comes_back_as_it_was_and_torch_reads_it_too(path):
+def test_checkpoint_round_trips_and_torch_reads_it(path):
     assert is_same(load(path), state())
     assert is_same(torch.load(path, weights_only=True), state())
 
@@ -74,7 +74,7 @@ def test_code_in_it_never_runs(tmp_path, monkeypatch):
     assert not (tmp_path / "made").exists()
 
 
-def test_what_is_no_state_is_refused(tmp_path):
+def test_checkpoint_of_other_content_is_refused(tmp_path):
     save([1, 2], tmp_path / "last.pt")
     with pytest.raises(TornError, match="a list and no state"):
         load(tmp_path / "last.pt")
@@ -106,7 +106,7 @@ def test_damaged_checkpoint_is_replaced_by_the_previous(tmp_path, monkeypatch, d
     background.close()
 
 
-def test_what_it_builds_on_is_settled_before_it(tmp_path):
+def test_checkpoint_waits_for_what_it_needs(tmp_path):
     seen = []
     background = Background(lambda: seen.append((tmp_path / "last.pt").exists()))
     CheckpointWriter(tmp_path, background).keep("last", {"step": 1})
@@ -114,7 +114,7 @@ def test_what_it_builds_on_is_settled_before_it(tmp_path):
     assert not seen[0] and seen[-1]
 
 
-def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
+def test_without_whole_checkpoint_resume_fails(tmp_path):
     save(state(), tmp_path / "last.pt")
     (tmp_path / "last.pt").write_bytes(b"torn")
     background = Background()
@@ -123,7 +123,7 @@ def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
     background.close()
 
 
-def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
+def test_full_disk_keeps_old_checkpoint(tmp_path, monkeypatch):
     save(state(1), tmp_path / "last.pt")
 
     def full(_):
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
     assert load(tmp_path / "last.pt")["step"] == 1
 
 
-def test_a_power_cut_finds_the_file_and_its_name(tmp_path, monkeypatch):
+def test_checkpoint_and_name_survive_power_cut(tmp_path, monkeypatch):
     """The content is on the disk before the file gets its name, and the directory with the name after that."""
     save(state(1), tmp_path / "last.pt")
     synced, sync = [], os.fsync
@@ -151,7 +151,7 @@ def test_a_power_cut_finds_the_file_and_its_name(tmp_path, monkeypatch):
     assert synced == [("file", 1), ("folder", 2)]
 
 
-def test_training_goes_on_and_the_snapshot_stays(tmp_path):
+def test_snapshot_stays_while_training_continues(tmp_path):
     background, live = Background(), state(1)
     keeper = CheckpointWriter(tmp_path, background)
     keeper.keep("best", live)
@@ -160,7 +160,7 @@ def test_training_goes_on_and_the_snapshot_stays(tmp_path):
     assert is_same(keeper.newest("best"), state(1)) and is_same(load(tmp_path / "best.pt"), state(1))
 
 
-def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypatch):
+def test_snapshot_being_written_is_not_overwritten(tmp_path, monkeypatch):
     background, began, gate = Background(), threading.Event(), threading.Event()
     keeper = CheckpointWriter(tmp_path, background)
 
@@ -178,7 +178,7 @@ def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypat
     assert is_same(load(tmp_path / "last.pt"), state(2)) and is_same(load(before(tmp_path / "last.pt")), state(1))
 
 
-def test_one_that_is_not_to_be_gone_on_with_overtakes_none(tmp_path):
+def test_failing_check_keeps_previous_checkpoint(tmp_path):
     background, gate = Background(), threading.Event()
 
     def check(kept):
@@ -195,7 +195,7 @@ def test_one_that_is_not_to_be_gone_on_with_overtakes_none(tmp_path):
     assert is_same(load(tmp_path / "last.pt"), state(1)) and is_same(keeper.newest("last"), state(1))
 
 
-def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
+def test_newer_checkpoint_waits_for_older(tmp_path):
     """Its rows may still wait for the journal: after a kill between the two, they would be lost."""
     background, gate, seen = Background(), threading.Event(), []
     keeper = CheckpointWriter(tmp_path, background)
@@ -209,7 +209,7 @@ def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
     assert is_same(load(tmp_path / "last.pt"), state(2)) and not before(tmp_path / "last.pt").exists()
 
 
-def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
+def test_written_snapshots_memory_is_reused(tmp_path):
     background, gate = Background(), threading.Event()
     keeper = CheckpointWriter(tmp_path, background)
     addresses = []
@@ -245,7 +245,7 @@ def test_error_of_disk_replaces_that_of_torch(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(tmp_path, monkeypatch):
+def test_folder_deleted_during_write_is_reported(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     save({"step": 1}, folder / "last.pt")
     sync = os.fsync
@@ -254,7 +254,7 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(
         save({"step": 2}, folder / "last.pt")
 
 
-def test_on_a_mac_the_drives_memory_is_emptied_too(tmp_path, monkeypatch):
+def test_checkpoint_flushes_drive_cache_on_mac(tmp_path, monkeypatch):
     """macOS's fsync() does not flush the drive's cache; F_FULLFSYNC does. A network drive may not support it."""
     asked = []
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -332,7 +332,7 @@ def test_disk_without_links_keeps_copies(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {*kept, KEPT}
 
 
-def test_none_is_skipped_though_the_disk_is_slow(tmp_path):
+def test_slow_disk_skips_no_checkpoint(tmp_path):
     background, gate = Background(), threading.Event()
     keeper = CheckpointWriter(tmp_path, background, keeping=Keeping.of("every_epoch", metric="", mode="min"))
     background.do(gate.wait)
@@ -349,7 +349,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("place", range(20))
-def test_what_a_kill_leaves_out_is_taken_again(tmp_path, monkeypatch, place):
+def test_checkpoint_missed_by_kill_is_repeated(tmp_path, monkeypatch, place):
     left = [place]
 
     def dying(function):
@@ -386,7 +386,7 @@ def test_checkpoints_missing_in_the_list_are_pruned(tmp_path):
     assert steps_of(tmp_path) == [3, 4]
 
 
-def test_a_list_that_is_torn_is_none(tmp_path):
+def test_torn_checkpoint_list_is_ignored(tmp_path):
     for text in ("", "{", "[1]", '[{"step": "x"}]', '[{"file": "../../x", "step": 3}]'):
         (tmp_path / KEPT).write_text(text)
         assert [entry["file"] for entry in read_kept(tmp_path)] == (["step-3.pt"] if "../" in text else [])

@@ -20,7 +20,7 @@ from runner.training.cpu_threads import flops_a_product, threads_worth
     ("flops", "most", "threads"),
     [(0.2e6, 8, 1), (2.4e6, 8, 1), (2.6e6, 8, 2), (2.6e6, 1, 1), (5.1e6, 8, 4), (400e6, 8, 8), (400e6, 1, 1)],
 )
-def test_a_thread_more_where_it_has_enough_to_do(flops, most, threads):
+def test_additional_thread_only_with_enough_work(flops, most, threads):
     assert threads_worth(flops, most=most) == threads
 
 
@@ -54,7 +54,7 @@ def test_all_rows_count(rows):
     assert counted(convolution, rows, 3, 16, 16) == pytest.approx(2 * rows * 16 * 16 * 8 * 27)
 
 
-def test_each_time_step_of_a_recurrent_layer_is_products_of_its_own():
+def test_recurrent_time_steps_are_separate_products():
     at_once = 2 * 128 * 16 * 4 * 32
     assert counted(Tokens(nn.LSTM), 128, 20, 16) < 2 * at_once + 2 * 128 * 32 * 4 * 32
     # all time steps multiply the inputs' weights in one product
@@ -132,7 +132,7 @@ def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, monkeypa
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=["nothing", "a count", "a policy"],
 )
-def test_threads_that_wait_for_each_other_sleep_soon_unless_the_person_chose(given, counts):
+def test_waiting_threads_sleep_soon_unless_set(given, counts):
     code = "import runner.__main__, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(

@@ -19,7 +19,7 @@ def raised(call):
     return words_of(told.value)
 
 
-def test_a_layer_of_torchs_is_named_and_no_line_of_ours():
+def test_error_names_torch_layer_without_runner_lines():
     model = Prepared(nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 2)))
     words = raised(lambda: model(torch.rand(5, 2)))
     assert "(5x3 and 4x2) (test_failure.py:" in words and words.endswith(" in model.1)")

@@ -62,7 +62,7 @@ def test_images_of_every_kind():
     ],
     ids=lambda each: getattr(each, "mode", ""),
 )
-def test_a_picture_of_any_mode_is_one_that_a_file_takes(image, seen, tmp_path):
+def test_image_of_any_mode_can_be_saved(image, seen, tmp_path):
     """An error in the writing thread would end the run."""
     assert pixels(image).tolist() == seen
     sorted_out({"image": image}).images["image"].save(tmp_path / "image.png")
@@ -91,7 +91,7 @@ def test_tables_of_every_kind(table):
     assert sorted_out({"t": table}).tables == {"t": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]}
 
 
-def test_a_mapping_of_single_values_is_a_row():
+def test_mapping_of_single_values_is_row():
     found = sorted_out({"t": {"cat": 0.5, "dog": torch.tensor(1.0), "said": "so"}, "none": {}}).tables
     assert found == {"t": [{"cat": 0.5, "dog": 1.0, "said": "so"}], "none": []}
 
@@ -101,7 +101,7 @@ def test_columns_of_a_table_may_be_iterables():
     assert found == {"t": [{"a": 1, "b": 0, "c": "x"}, {"a": 2, "b": 1, "c": "y"}]}
 
 
-def test_what_json_lacks_is_none_in_a_table():
+def test_table_values_unknown_to_json_become_null():
     nan = float("nan")
     rows = [{"x": nan, "y": [1.0, float("inf"), [nan, "a"]], "z": torch.tensor([0.5, nan]), "w": [np.float32(2)]}]
     plain = [{"x": None, "y": [1.0, None, [None, "a"]], "z": [0.5, None], "w": [2.0]}]
@@ -126,7 +126,7 @@ def test_what_json_lacks_is_none_in_a_table():
         ({"/a": torch.zeros(2, 2)}, "not a name for MLflow"),
     ],
 )
-def test_what_is_none_of_them(returned, said):
+def test_hook_values_of_other_types_are_refused(returned, said):
     with pytest.raises((TypeError, ValueError), match=said):
         sorted_out(returned)
 
@@ -168,7 +168,7 @@ def called(tmp_path):
     return call
 
 
-def test_they_see_the_training_and_leave_no_trace(called):
+def test_hooks_see_training_and_leave_no_trace(called):
     def look(view):
         assert not view.model.training and not view.model.inner.training and not torch.is_grad_enabled()
         torch.rand(2)
@@ -196,7 +196,7 @@ def test_they_see_the_training_and_leave_no_trace(called):
     assert model.training and model.inner.training and not model.frozen.training and torch.is_grad_enabled()
 
 
-def test_one_that_fails_is_told_once_and_the_others_go_on(called, caplog):
+def test_failing_hook_is_reported_once_others_continue(called, caplog):
     def fails(view):
         raise ZeroDivisionError("of what?")
 
@@ -223,7 +223,7 @@ def test_one_that_fails_is_told_once_and_the_others_go_on(called, caplog):
     ("name", "when"),
     [("train/loss", "epoch"), ("speed/mine", "end"), ("system/mine", "start"), ("test/loss", "epoch")],
 )
-def test_a_series_of_the_runs_own_is_no_hooks(called, name, when):
+def test_hook_may_not_replace_builtin_series(called, name, when):
     def takes(view):
         return {name: 99.0}
 
@@ -235,7 +235,7 @@ def test_a_series_of_the_runs_own_is_no_hooks(called, name, when):
     )
 
 
-def test_nor_is_what_the_validation_has_measured_before(called):
+def test_hook_may_not_replace_validation_series(called):
     def takes(view):
         return {"val/loss": 1e-4} if view.when == "end" else {}
 
@@ -247,7 +247,7 @@ def test_nor_is_what_the_validation_has_measured_before(called):
     assert found[0].numbers == {"test/own": 1.0} and "there is val/loss already" in said[0]
 
 
-def test_they_are_called_when_they_are_to_be(called):
+def test_hooks_are_called_at_their_times(called):
     def works(view):
         return {view.when: 1}
 

@@ -81,7 +81,7 @@ def test_trains_its_epochs_and_keeps_every_step(background):
     assert sum(len(window.steps) for window in windows) == 20
 
 
-def test_the_number_of_steps_wins_in_the_middle_of_an_epoch(background):
+def test_num_steps_ends_within_epoch(background):
     ending, progress, _, kept = run(background, num_steps=7, num_epochs=2, values=[1.0, 0.5])
     assert (ending, progress.step) == ("finished", 7)
     assert kept["best"] == 2  # the interrupted epoch is evaluated, too
@@ -92,14 +92,14 @@ def test_accumulated_batches_make_one_step(background):
     assert (progress.step, progress.epoch) == (12, 4)  # 2 + 2 + 1 batches per epoch
 
 
-def test_the_best_weights_are_kept_and_patience_ends_the_run(background):
+def test_best_weights_are_kept_patience_ends_run(background):
     ending, progress, _, kept = run(background, values=[1.0, 0.5, 0.7, 0.6], patience=2)
     assert ending == "patience"
     assert (progress.best.value, progress.best.step, kept["best"]) == (0.5, 10, 2)
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_of_equal_values_the_first_is_the_best(background, mode):
+def test_first_of_equal_values_is_best(background, mode):
     progress = Progress(best=Best("val/loss", mode))
     _, _, _, kept = run(background, values=[1.0, 1.0, 1.0], num_epochs=3, progress=progress)
     assert (progress.best.step, kept["best"], progress.epochs_without_best) == (5, 1, 2)
@@ -107,7 +107,7 @@ def test_of_equal_values_the_first_is_the_best(background, mode):
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_no_finite_number_is_never_the_best(mode, value):
+def test_nonfinite_value_is_never_best(mode, value):
     assert not Best("val/loss", mode).improves(value) and not Best("val/loss", mode, value=0.5).improves(value)
 
 
@@ -115,7 +115,7 @@ def taken_up(step, **told):
     return Progress(best=Best("val/loss", "min", value=0.5, step=5), step=step, epoch=step // BATCHES, **told)
 
 
-def test_an_epoch_that_was_measured_is_not_measured_again_when_the_training_goes_on(background):
+def test_resume_does_not_repeat_measured_epoch(background):
     for measured, values in ((10, [0.4, 0.3]), (5, [0.6, 0.4, 0.3])):  # before its evaluation, and after it
         progress, waiting = taken_up(10, measured=measured), iter(values)
         ending, _, windows, _ = run(background, values=waiting, progress=progress)
@@ -125,7 +125,7 @@ def test_an_epoch_that_was_measured_is_not_measured_again_when_the_training_goes
         ) == 10
 
 
-def test_patience_goes_on_where_it_stood(background):
+def test_resume_continues_patience(background):
     progress = taken_up(10, measured=10, epochs_without_best=1)
     assert run(background, values=[0.6, 0.4], progress=progress, patience=2)[0] == "patience"
     assert (progress.step, progress.best.step) == (15, 5)
@@ -133,7 +133,7 @@ def test_patience_goes_on_where_it_stood(background):
     assert (ending, progress.step, windows, kept) == ("patience", 15, [], Counter())
 
 
-def test_every_so_many_steps_the_validation_split_is_measured_wherever_that_is_in_an_epoch(background):
+def test_evaluate_every_steps_works_within_epochs(background):
     """At steps 3, 6, ... 18, and at the end, 20; epochs end at 5, 10, 15."""
     values = [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
     waiting = iter(values)
@@ -151,7 +151,7 @@ def test_every_so_many_steps_the_validation_split_is_measured_wherever_that_is_i
 
 
 @pytest.mark.parametrize(("step", "measured", "left"), [(6, 6, 5), (6, 3, 6), (10, 9, 4), (5, 3, 6)])
-def test_a_training_that_goes_on_measures_at_the_steps_that_were_not(background, step, measured, left):
+def test_resume_measures_only_missing_steps(background, step, measured, left):
     progress = taken_up(step, measured=measured)
     waiting = iter([0.4] * left)
     ending, *_ = run(background, values=waiting, progress=progress, evaluate_every_steps=3)
@@ -190,13 +190,13 @@ def test_checkpoints_by_time(monkeypatch):
     assert saved == [1, 2, 3, 4]
 
 
-def test_steps_at_once_pass_no_checkpoint_evaluation_and_end():
+def test_grouped_steps_stop_at_evaluation_and_end():
     limits = Limits(num_epochs=4, num_steps=20, save_every_steps=7, evaluate_every_steps=3)
     assert [limits.room(step) for step in (0, 2, 3, 6, 7, 18, 19)] == [3, 1, 3, 1, 2, 2, 1]
     assert Limits(num_epochs=1, num_steps=100).room(3) == 97
 
 
-def test_the_learning_rate_is_a_point_where_it_changes(background):
+def test_learning_rate_point_where_it_changes(background):
     plain = run(background)[2]
     assert [note for window in plain for note in window.notes.get("train/lr", [])] == [(1, 0.1)]
     scheduled = run(background, schedule=lambda optimizer: warmup_cosine(optimizer, num_steps=20))[2]
@@ -205,7 +205,7 @@ def test_the_learning_rate_is_a_point_where_it_changes(background):
     assert json.dumps(scheduled[0].notes)  # plain numbers
 
 
-def test_a_run_is_given_up_at_an_epochs_end_but_not_at_its_last(background):
+def test_pruning_at_epoch_end_except_last(background):
     asked = []
 
     def prune_from(poor):

@@ -36,7 +36,7 @@ def test_every_row_arrives_once_and_in_order(background, num_steps):
     assert buffer.pulls == len(windows) == -(-num_steps // 10)
 
 
-def test_a_pull_in_the_middle_does_not_disturb_the_rest(background):
+def test_early_pull_keeps_remaining_points(background):
     buffer, windows = make(background, "cpu", pull_every=10)
     fill(buffer, range(13))
     buffer.pull()
@@ -59,7 +59,7 @@ class Copied:
         self.is_over = True
 
 
-def test_the_host_is_at_most_two_windows_ahead_of_the_device(background, monkeypatch):
+def test_host_is_at_most_two_windows_ahead(background, monkeypatch):
     """Replays of graphs are queued by the thousand: without a limit, a stop would take effect minutes late."""
     buffer, _ = make(background, "cpu", pull_every=10)
     events, delivered = [], []
@@ -72,7 +72,7 @@ def test_the_host_is_at_most_two_windows_ahead_of_the_device(background, monkeyp
     buffer.pull()
 
 
-def test_a_window_is_a_copy_that_later_steps_leave_alone(background):
+def test_window_is_copy_unchanged_by_later_steps(background):
     buffer, windows = make(background, "cpu", pull_every=2)
     fill(buffer, range(8))
     background.wait()
@@ -80,7 +80,7 @@ def test_a_window_is_a_copy_that_later_steps_leave_alone(background):
 
 
 @pytest.mark.parametrize(("num_steps", "points"), [(12, [1.5, 5.5, 9.5]), (14, [1.5, 5.5, 9.5, 12.5])])
-def test_every_takes_the_mean_and_carries_the_last_step(background, num_steps, points):
+def test_every_writes_mean_at_last_step(background, num_steps, points):
     buffer, windows = make(background, "cpu", pull_every=10, every=4)
     fill(buffer, range(num_steps))
     buffer.pull()
@@ -89,7 +89,7 @@ def test_every_takes_the_mean_and_carries_the_last_step(background, num_steps, p
     assert [step for window in windows for step in window.steps.tolist()][-1] == num_steps
 
 
-def test_steps_that_make_no_point_yet_wait_for_those_that_they_make_it_with(background):
+def test_incomplete_means_wait_for_next_window(background):
     buffer, windows = make(background, "cpu", pull_every=20, every=4)
     fill(buffer, range(6))
     buffer.pull(is_end=False)
@@ -100,7 +100,7 @@ def test_steps_that_make_no_point_yet_wait_for_those_that_they_make_it_with(back
     assert [value for window in windows for value, _ in window.values.tolist()] == [1.5, 5.5, 8.0]
 
 
-def test_the_time_of_steps_that_wait_is_that_of_their_own_window(background, monkeypatch):
+def test_waiting_steps_keep_their_windows_time(background, monkeypatch):
     """One step per second."""
     now = [0.0]
     monkeypatch.setattr(metric_buffer, "time", SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0]))
@@ -115,7 +115,7 @@ def test_the_time_of_steps_that_wait_is_that_of_their_own_window(background, mon
     assert [window.times_ms.tolist() for window in windows] == [[4000], [8000, 9000]]
 
 
-def test_there_is_room_for_as_many_steps_as_come_before_the_next_pull(background):
+def test_buffer_has_room_until_next_pull(background):
     buffer, windows = make(background, "cpu", pull_every=10)
     for num_steps, room in ((0, 10), (3, 7), (6, 1), (1, 10)):
         fill(buffer, range(num_steps))
@@ -136,7 +136,7 @@ def test_points_carry_increasing_times_within_the_window(background):
     assert (np.diff(times) > 0).all() and began <= times[0] and times[-1] <= ended
 
 
-def test_a_point_of_several_steps_carries_the_time_of_their_last(background):
+def test_mean_point_has_last_steps_time(background):
     """12 steps of 5 ms, with a point every 4 steps, and one point for the last 2 steps."""
     buffer, windows = make(background, "cpu", pull_every=20, every=4)
     began = time.time() * 1000
@@ -150,7 +150,7 @@ def test_a_point_of_several_steps_carries_the_time_of_their_last(background):
     assert share.tolist() == pytest.approx([4 / 14, 8 / 14, 12 / 14, 1], abs=0.06)
 
 
-def test_points_carry_the_times_of_their_steps_however_late_the_background_is(background):
+def test_points_have_step_times_despite_delay(background):
     buffer, windows = make(background, "cpu", pull_every=5)
     gate = threading.Event()
     background.do(gate.wait)
@@ -166,7 +166,7 @@ def test_points_carry_the_times_of_their_steps_however_late_the_background_is(ba
     assert all(window.seconds > 0 for window in windows)
 
 
-def test_notes_are_host_numbers_that_travel_with_the_window(background):
+def test_notes_are_host_numbers_in_window(background):
     buffer, windows = make(background, "cpu", pull_every=2)
     buffer.note("train/lr", 0.1)
     fill(buffer, range(2))
@@ -176,7 +176,7 @@ def test_notes_are_host_numbers_that_travel_with_the_window(background):
     assert [window.notes for window in windows] == [{"train/lr": [(1, 0.1)]}, {"train/lr": [(3, 0.2)]}]
 
 
-def test_a_loss_that_is_not_finite_names_its_step_and_keeps_all_points(background):
+def test_nonfinite_loss_names_step_keeps_points(background):
     buffer, windows = make(background, "cpu", pull_every=4)
     with pytest.raises(NotFiniteError, match="train/loss is nan at step 7") as caught:
         fill(buffer, [1, 2, 3, 4, 5, 6, float("nan"), 8])
@@ -197,14 +197,14 @@ def test_other_values_may_be_anything(background):
     ("value", "dtype"),
     [(torch.tensor(2.0, dtype=torch.bfloat16), np.float32), (torch.tensor(0.1, dtype=torch.float64), np.float64)],
 )
-def test_rows_are_float32_unless_a_value_is_float64(background, value, dtype):
+def test_rows_are_float32_unless_value_is_float64(background, value, dtype):
     buffer, windows = make(background, "cpu", pull_every=1)
     buffer.write({"loss": value, "accuracy": torch.tensor(0.5)})
     background.wait()
     assert windows[0].values.dtype == dtype and windows[0].values.tolist() == [[value.item(), 0.5]]
 
 
-def test_what_the_sink_raises_comes_up_in_the_training_thread():
+def test_sink_error_is_raised_in_training_thread():
     def full(window):
         raise OSError("no space left")
 
@@ -216,7 +216,7 @@ def test_what_the_sink_raises_comes_up_in_the_training_thread():
     background.close()
 
 
-def test_values_of_other_names_are_told_and_another_order_is_put_right(background):
+def test_other_value_names_fail_order_is_corrected(background):
     buffer, windows = make(background, "cpu", pull_every=10)
     fill(buffer, [1, 2])
     buffer.write({"accuracy": torch.tensor(1.5), "loss": torch.tensor(3.0)})
@@ -230,7 +230,7 @@ def test_values_of_other_names_are_told_and_another_order_is_put_right(backgroun
 
 @pytest.mark.parametrize("pull_every", [5, 10, 20, 40])
 @pytest.mark.parametrize("every", [1, 3])
-def test_rows_of_a_part_that_pulled_less_often_are_all_there(background, pull_every, every):
+def test_rows_after_changed_pull_interval_are_complete(background, pull_every, every):
     first, _ = make(background, "cpu", pull_every=40, every=every)
     fill(first, range(30))
     second, windows = make(background, "cpu", pull_every=pull_every, every=every)

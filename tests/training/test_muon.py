@@ -49,7 +49,7 @@ def steps(model, update, num=5):
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_it_is_torchs_muon_and_adamw_to_the_bit(is_fused):
+def test_muon_is_bitwise_identical_to_torchs(is_fused):
     ours, theirs = net(), net()
     optimizer = make_optimizer(partial(Muon, lr=0.02, weight_decay=0.1, fused=is_fused), ours, device=CPU)
     steps(ours, make_update(optimizer) if is_fused else lambda: (optimizer.step(), optimizer.zero_grad()))
@@ -64,7 +64,7 @@ def test_it_is_torchs_muon_and_adamw_to_the_bit(is_fused):
         assert torch.equal(value, theirs.state_dict()[name]), name
 
 
-def test_embeddings_the_output_vectors_and_tables_are_adamws():
+def test_muon_leaves_embeddings_and_output_to_adamw():
     assert names_of(net(), []) == []
     model = net()
     assert names_of(model, hidden_matrices(model)) == ["first.weight", "second.weight"]
@@ -73,7 +73,7 @@ def test_embeddings_the_output_vectors_and_tables_are_adamws():
     assert found and all(name.startswith("stack.blocks.0.") and name.endswith(".weight") for name in found)
 
 
-def test_no_decay_and_groups_hold_and_muon_says_otherwise():
+def test_muon_respects_no_decay_and_groups():
     assert [(muon, decay) for _, muon, _, decay in groups_of(no_decay="norms_and_biases")] == [(True, 0.5), (False, 0.5), (False, 0.0)]  # fmt: skip
     found = groups_of(groups=[{"match": "output", "muon": True, "lr": 0.3}, {"match": "second", "muon": False}])
     assert (["first.weight"], True, 0.1, 0.5) in found
@@ -81,13 +81,13 @@ def test_no_decay_and_groups_hold_and_muon_says_otherwise():
     assert (["second.weight", "second.bias"], False, 0.1, 0.5) in found
 
 
-def test_adamw_has_a_rate_of_its_own_where_it_is_given():
+def test_muon_adamw_has_separate_rate():
     made = make_optimizer(partial(Muon, lr=0.1, adamw_lr=0.01), net(), device=CPU)
     assert [(group["muon"], group["lr"]) for group in made.param_groups] == [(True, 0.1), (False, 0.01)]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_convolution_counts_as_the_matrix_of_its_outputs(layout):
+def test_muon_treats_convolution_as_matrix(layout):
     torch.manual_seed(0)
     kernel = nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=layout))
     flat = nn.Parameter(kernel.detach().contiguous().flatten(1).clone())
@@ -100,7 +100,7 @@ def test_a_convolution_counts_as_the_matrix_of_its_outputs(layout):
     assert torch.equal(kernel.detach().contiguous().flatten(1), flat)
 
 
-def test_a_run_that_goes_on_has_the_same_bits():
+def test_muon_run_resumes_bitwise_identical():
     whole, half = net(), net()
     made = partial(make_optimizer, partial(Muon, lr=0.02), device=CPU)
     first = made(model=half)

@@ -18,7 +18,7 @@ def model():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 
 
-def test_the_fused_kernel_is_taken_where_nobody_says_otherwise():
+def test_fused_kernel_is_default():
     assert make_optimizer(partial(torch.optim.Adam, lr=0.1), model(), device=CPU).defaults["fused"] is True
 
 
@@ -29,7 +29,7 @@ def test_what_yaml_says_of_the_kernel_wins(asked):
     assert optimizer.defaults["fused"] is not True
 
 
-def test_an_optimizer_without_a_fused_kernel_is_made_plainly():
+def test_optimizer_without_fused_kernel_is_plain():
     assert isinstance(make_optimizer(torch.optim.Rprop, model(), device=CPU), torch.optim.Rprop)
 
 
@@ -40,7 +40,7 @@ def test_frozen_parameters_stay_out():
     assert len(optimizer.param_groups[0]["params"]) == 4
 
 
-def test_averaged_weights_follow_the_formula_and_copy_counts():
+def test_averaged_weights_follow_formula_copy_counts():
     net = model()
     average = AveragedWeights(net, decay=0.9)
     expected = copy.deepcopy(net.state_dict())
@@ -69,7 +69,7 @@ def groups_of(**settings):
     return found
 
 
-def test_groups_have_settings_of_their_own_and_the_first_match_wins():
+def test_groups_have_settings_first_match_wins():
     found = groups_of(groups=[{"match": "2.bias", "lr": 0.3}, {"match": "2", "lr": 0.2, "weight_decay": 0.1}])
     assert found == [([(8, 4), (8,), (8,), (8,)], 0.1, 0.5), ([(2,)], 0.3, 0.5), ([(2, 8)], 0.2, 0.1)]
 
@@ -79,7 +79,7 @@ def test_norms_and_biases_do_not_decay():
     assert found == [([(8, 4)], 0.1, 0.5), ([(8,)] * 3, 0.1, 0.0), ([(2, 8)], 0.2, 0.5), ([(2,)], 0.2, 0.0)]
 
 
-def test_names_are_those_of_the_person_s_model():
+def test_group_names_are_of_users_model():
     net = nn.ModuleDict({"model": model()})
     make = partial(torch.optim.SGD, lr=0.1)
     optimizer = make_optimizer(make, net, device=CPU, groups=[{"match": "0", "lr": 0.2}], prefix="model.")
@@ -99,14 +99,14 @@ def test_names_are_those_of_the_person_s_model():
         ),
     ],
 )
-def test_what_is_no_group(settings, asked, so, write):
+def test_invalid_group_is_refused(settings, asked, so, write):
     (problem,) = problems_of(groups_of, **settings)
     assert problem.source == asked
     assert so in problem.message
     assert write in problem.help
 
 
-def test_an_optimizer_without_weight_decay_has_none_to_leave_out():
+def test_no_decay_without_weight_decay_is_refused():
     class Plain(torch.optim.SGD):
         def __init__(self, params, lr):
             super().__init__(params, lr=lr)
@@ -131,7 +131,7 @@ def test_frozen_layers_stay_as_they_are():
     assert average[1] is not net[1]
 
 
-def test_a_norm_that_trains_in_part_goes_on_counting():
+def test_partly_trained_norm_keeps_counting():
     net = model()
     freeze(net, ["1.weight"])
     assert net.train()[1].training
@@ -170,7 +170,7 @@ def weights_after_an_overflow(optimizer, net):
 
 @pytest.mark.parametrize("dampening", [0.0, 0.5])
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, in_turn):
+def test_skipped_fp16_step_leaves_sgd_momentum(dampening, in_turn):
     settings = {"lr": 0.1, "momentum": 0.9, "dampening": dampening, "weight_decay": 0.01}
     nets = [nn.Linear(4, 2, device="cpu") for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
@@ -185,7 +185,7 @@ def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, i
         torch.testing.assert_close(one, other)
 
 
-def test_a_fused_dampened_momentum_is_refused_with_fp16():
+def test_fused_dampened_momentum_with_fp16_is_refused():
     make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
     problems = problems_of(make_optimizer, make, model(), device=CPU, precision="fp16")
     assert "optimizer.fused=null" in problems[0].help
@@ -206,7 +206,7 @@ class Tied(nn.Module):
         pass
 
 
-def test_a_weight_of_two_names_is_averaged_once_and_one_of_complex_numbers_too():
+def test_tied_and_complex_weights_are_averaged_once():
     net = Tied()
     with torch.no_grad():
         net.one.weight.zero_()
@@ -220,13 +220,13 @@ def test_a_weight_of_two_names_is_averaged_once_and_one_of_complex_numbers_too()
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_a_model_that_can_not_be_copied_has_no_average_and_says_so():
+def test_uncopyable_model_has_no_average():
     net = torch.nn.utils.weight_norm(nn.Linear(2, 2))
     with pytest.raises(RunnerError, match=r"train.ema_decay=0.9(.|\n)*parametrizations"):
         AveragedWeights(net, decay=0.9)
 
 
-def test_a_norm_without_weights_is_frozen_with_what_is_around_it():
+def test_norm_without_weights_freezes_with_parent():
     net = nn.Sequential(
         nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False)),
         nn.Linear(2, 2),

@@ -64,7 +64,7 @@ def trained(*patterns, num=3):
 
 
 @pytest.mark.parametrize("patterns", [["blocks.*"], ["blocks"], ["blocks.1"], ["*"], ["blocks.*.norm", "output"]])
-def test_the_same_to_the_bit(patterns):
+def test_recompute_is_bitwise_identical(patterns):
     plain, losses, after = trained()
     model, found, drawn = trained(*patterns)
     assert torch.equal(found, losses) and drawn == after
@@ -75,7 +75,7 @@ def test_the_same_to_the_bit(patterns):
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
 
 
-def test_the_outermost_are_computed_twice_and_no_more():
+def test_recompute_runs_outermost_modules_twice():
     model, _, _ = trained("blocks.*", num=1)
     assert [PASSES[block] for block in model.blocks] == [2, 2, 2]
     model, _, _ = trained("blocks.1", num=1)
@@ -110,7 +110,7 @@ def test_module_that_changes_in_place_is_refused(keeps, name):
     assert f"`InPlace.{name}` in place" in problem.message and "leave the module out" in problem.help
 
 
-def test_a_copy_has_its_own_modules_and_names_stay():
+def test_recompute_copy_keeps_module_names():
     model, _, _ = trained("blocks.*", num=1)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -124,13 +124,13 @@ def test_a_copy_has_its_own_modules_and_names_stay():
 @pytest.mark.parametrize(
     ("pattern", "said"), [("block.*", "blocks"), ("layr", "blocks.0.layer"), ("nothing", "names that begin with")]
 )
-def test_a_path_that_is_none_is_told_the_nearest(pattern, said):
+def test_recompute_unknown_path_suggests_nearest(pattern, said):
     problems = problems_of(recompute, Net(), [pattern], device=CPU)
     assert problems[0].source == f"train.recompute: {pattern}"
     assert said in problems[0].help
 
 
-def test_paths_are_those_that_a_person_knows():
+def test_recompute_paths_are_users_names():
     model = nn.ModuleDict({"model": Net()})
     recompute(model, ["blocks.0"], device=CPU, prefix="model.")
     assert type(model["model"].blocks[0]) is not Block and type(model["model"].blocks[1]) is Block

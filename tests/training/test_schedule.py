@@ -8,7 +8,7 @@ import torch
 from runner.training.schedule import warmup_cosine
 
 
-def test_warmup_cosine_rises_then_falls_to_its_end():
+def test_warmup_cosine_rises_then_falls():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = warmup_cosine(optimizer, num_steps=100, warmup_fraction=0.1, final_fraction=0.2)
     rates = []

@@ -71,7 +71,7 @@ def test_every_number_of_the_progress_comes_back(tmp_path, parts, background):
 
 
 @pytest.mark.parametrize(("step", "value", "taken"), [(8, 0.6, (8, 0.6)), (31, 0.4, (10, 0.5))])
-def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, value, taken):
+def test_best_is_of_older_file(tmp_path, parts, background, step, value, taken):
     """An older best.pt is used, as the newer one was torn; a newer one is ignored, as its evaluation will be repeated."""
     best = taken_up(tmp_path, parts, background, best=replace(BEST, step=step, value=value)).best
     assert (best.step, best.value) == taken
@@ -85,7 +85,7 @@ def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, v
         (("best.pt",), (0.6, 8), None),
     ],
 )
-def test_a_best_that_is_gone_is_told(tmp_path, parts, background, left, taken, said):
+def test_missing_best_checkpoint_is_reported(tmp_path, parts, background, left, taken, said):
     taken_up(tmp_path, parts, background, best=replace(BEST, step=8, value=0.6))
     (tmp_path / "checkpoints/best.pt").rename(tmp_path / "best.pt")
     for name in left:
@@ -98,7 +98,7 @@ def test_a_best_that_is_gone_is_told(tmp_path, parts, background, left, taken, s
     assert writer.notes == ([said] if said else [])
 
 
-def test_a_process_that_was_not_there_before_draws_numbers_of_its_own(tmp_path, parts, background):
+def test_new_process_draws_separate_numbers(tmp_path, parts, background):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         taken_up(tmp_path, parts, background, ranks=SimpleNamespace(rank=1, is_first=False))
@@ -124,7 +124,7 @@ LONGER = {
 @pytest.mark.parametrize("name", LONGER)
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # steps of the schedule come before the optimizer's
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # from SequentialLR
-def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_path, background, name):
+def test_schedule_of_other_length_resumes_in_position(parts, tmp_path, background, name):
 
     def begin(num_steps, of):
         of.optimizer = torch.optim.SGD(of.model.parameters(), lr=0.1, momentum=0.9)

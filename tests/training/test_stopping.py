@@ -74,14 +74,14 @@ def run(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_signal_to_one_ends_all_at_the_same_step(run, rank):
+def test_signal_to_one_ends_all_together(run, rank):
     _, heard = run(3, signals={rank: 50})
     assert heard[0] == heard[1] == heard[2]
     ((step, word),) = heard[0]
     assert word == "stopped" and step >= 50
 
 
-def test_they_talk_every_so_many_steps_as_take_half_a_second(run):
+def test_processes_agree_every_half_second(run):
     circle, heard = run(2, signals={}, num_steps=4000, seconds=lambda rank: 0.001 * (rank + 1))
     assert heard == {0: [], 1: []}
     # the slower rank takes 2 ms per step: 200 steps between two exchanges, after some shorter intervals at the start
@@ -93,7 +93,7 @@ def test_checkpoints_by_steps_need_no_talk(run):
     assert heard[0] == heard[1] == [(30, "save"), (60, "save"), (90, "save")]
 
 
-def test_the_first_ones_clock_says_when_a_checkpoint_is_due_and_when_it_is_over(run):
+def test_first_ranks_clock_decides_checkpoints_and_end(run):
     limits = Limits(num_epochs=1, num_steps=1000, save_every_seconds=1.0, max_seconds=3.0)
     _, heard = run(2, limits, signals={}, num_steps=1000, seconds=lambda rank: 0.01 if rank == 0 else 0.5)
     assert heard[0] == heard[1]
@@ -101,7 +101,7 @@ def test_the_first_ones_clock_says_when_a_checkpoint_is_due_and_when_it_is_over(
     assert 300 <= heard[0][-1][0] <= 350
 
 
-def test_at_an_epochs_end_an_end_is_heard_at_once_and_a_checkpoint_later(run, monkeypatch):
+def test_epoch_end_stops_at_once_saves_later(run, monkeypatch):
     told = iter([[1.0, 0.0], [1.0, 0.0]])
     member = Member(Circle(1), 0)
     monkeypatch.setattr(member, "all_reduce_max", lambda numbers: next(told))

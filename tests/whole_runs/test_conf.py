@@ -67,7 +67,7 @@ RUNS = [
 PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}
 
 
-def test_every_option_is_in_one_of_the_runs():
+def test_conf_every_option_is_in_a_run():
     assert set(OPTIONS) - {word for words in RUNS for word in words.split()} == set()
 
 
@@ -102,13 +102,13 @@ def test_option_of_conf_trains_two_steps(words, own_folder, monkeypatch, capsys)
     assert (result.status, result.num_steps) == ("finished", 2)
 
 
-def test_the_first_line_of_an_experiment_says_how_to_run_it():
+def test_experiment_first_line_is_its_command():
     for path in (compose.CONF / "experiment").glob("*.yaml"):
         lines = path.read_text().splitlines()
         assert f"python -m runner experiment={path.stem}" in lines[1]
 
 
-def test_every_key_of_the_schema_has_its_default_in_conf():
+def test_schema_every_key_has_default_in_conf():
     cfg = compose.composer([])([])
     assert validate.problems(cfg) == []
     assert {"device", "seed", "name", "train", "tracking", "facts"} <= set(cfg)
@@ -123,7 +123,7 @@ def test_hydras_own_ways_to_log_are_whole(option):
     assert option != "file" or used == ["file"]
 
 
-def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
+def test_scheduler_can_be_removed_and_replaced():
     warm = ["+scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts", "+scheduler.T_0=5"]
     for words in (["~scheduler"], ["~scheduler", *warm], ["scheduler=cosine", "~scheduler", *warm]):
         cfg = compose.composer([])(words)
@@ -132,7 +132,7 @@ def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
     assert node == {"interval": None, "_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
 
 
-def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
+def test_quoted_resolver_is_read_as_message_says(monkeypatch):
     monkeypatch.delenv("LRX", raising=False)
     word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
     (problem,) = override_errors.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).problems

@@ -15,7 +15,7 @@ WORDS = ("model=mlp", "device=cpu", "task.plots=false", "train.checkpoint_every_
 
 
 @pytest.mark.parametrize("tracked", ["true", "false"])
-def test_a_full_disk_ends_the_run_with_a_word_and_it_goes_on_when_there_is_room(tracked, warm, tmp_path, empty_store):
+def test_full_disk_ends_run_that_can_resume(tracked, warm, tmp_path, empty_store):
     if in_its_own_disks() is None:
         pytest.skip("no mount namespaces for this account")
     (tmp_path / "disk").mkdir()

@@ -146,7 +146,7 @@ def test_predictions_in_fp64_keep_all_digits(rows, name, file):
     torch.testing.assert_close(found["val/mae"], measured["mae"].item(), **CLOSE)
 
 
-def test_float64_in_a_model_of_an_fp32_run_stays(own_folder, monkeypatch):
+def test_float64_module_keeps_dtype_in_fp32_run(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(own_folder))
     (own_folder / "doubles.py").write_text(
         "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

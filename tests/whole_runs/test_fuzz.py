@@ -100,13 +100,13 @@ def ends_in_words(words):
 
 @often(5)
 @given(st.lists(override, min_size=1, max_size=3))
-def test_overrides_end_in_a_configuration_or_in_words(words):
+def test_random_overrides_compose_or_give_error(words):
     ends_in_words([*words, "--cfg", "job"])
 
 
 @often(25)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), values), min_size=1, max_size=4))
-def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
+def test_random_values_are_valid_or_give_error(given_values):
     """Sets values that only a file can hold, as no override can write them."""
     cfg = copy.deepcopy(small())
     OmegaConf.set_struct(cfg, False)
@@ -128,7 +128,7 @@ def small():
 @pytest.mark.parametrize(
     "text", ["${nothing}", "a${nothing}=", "${nope:1}", "${oc.env:NOPE}", "${facts.num_steps}", "${model}"]
 )
-def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
+def test_dangling_reference_anywhere_is_reported(text):
     wanted = [key for key in KEYS if not key.startswith(("hydra", "model.x"))]
     keys = sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"})
     for key in keys[len(text) % 8 :: 8]:  # an eighth, others for each text
@@ -145,7 +145,7 @@ def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
             pytest.fail(f"{key}={text} is taken")
 
 
-def test_a_reference_that_leads_nowhere_ends_in_words():
+def test_random_dangling_reference_gives_error():
     words = ["train.precision=${nothing}", "device=${nope:1}", "train=???", "seed=${facts.num_steps}", "model=${train}"]
     for word in words:  # all other settings are defaults, as each argument costs a composition
         assert ends_in_words(["model=mlp", word]) == 2, word
@@ -153,7 +153,7 @@ def test_a_reference_that_leads_nowhere_ends_in_words():
 
 @often(5)
 @given(text | st.text(max_size=30), st.sampled_from(["model", "train", "experiment"]))
-def test_a_file_of_any_text_ends_in_words(content, group):
+def test_random_text_file_gives_error(content, group):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / group / "any.yaml"
         file.parent.mkdir()
@@ -164,7 +164,7 @@ def test_a_file_of_any_text_ends_in_words(content, group):
 @pytest.mark.slow
 @often(2)
 @given(st.lists(st.tuples(st.sampled_from([key for key in KEYS if not key.startswith("hydra")]), values), max_size=1))
-def test_a_run_ends_in_words(given_values):
+def test_random_run_finishes_or_gives_error(given_values):
     words = [f"{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}" for key, value in given_values]
     ends_in_words(
         [*SMALL, *words, "train.num_steps=1", "tracking.enabled=false", "data.num_workers=0", "hydra.run.dir=run"]
@@ -208,31 +208,31 @@ def test_refused_run_leaves_no_file_of_hydra(words, own_folder, capsys):
     assert not list(own_folder.rglob("*.*"))
 
 
-def test_a_folder_without_a_run_is_not_walked_through(tmp_path):
+def test_folder_without_run_is_not_searched(tmp_path):
     """`resume /` used to read the whole disk first."""
     (tmp_path / "leads_out").symlink_to("/")
     with pytest.raises(RunnerError, match="is not a run directory"):
         find.find(str(tmp_path))
 
 
-def test_an_error_without_words_is_told(monkeypatch):
+def test_error_with_empty_text_is_reported(monkeypatch):
     problem = override_errors.explain(
         AssertionError(), [], compose=lambda words: small(), check=lambda cfg: None
     ).problems[0]
     assert problem.message.startswith("AssertionError")
 
 
-def test_a_table_of_one_job_that_has_no_name_fits():
+def test_table_of_one_unnamed_job_fits():
     assert tables._fit({"job": ["0"]}, "name", ["state"], 80) == {"job": ["0"]}
 
 
-def test_a_number_of_the_data_that_is_written_as_a_text_is_one():
+def test_data_number_written_as_text_is_read():
     cfg = copy.deepcopy(small())
     cfg.data.limit = "7"
     assert shared_data_settings(cfg)["limit"] == 7
 
 
-def test_a_reference_to_a_group_is_forgotten_by_the_next_check():
+def test_group_reference_does_not_reach_next_check():
     cfg = copy.deepcopy(small())
     for reference in ("${model}", "${facts.input_shape}"):
         cfg.facts.input_shape = [1, 8]

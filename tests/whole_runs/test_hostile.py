@@ -102,7 +102,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("node", TARGETS.values(), ids=TARGETS)
-def test_a_target_from_a_file_reaches_allowed_parts_alone(elsewhere, capfd, node):
+def test_target_from_file_reaches_only_allowed_parts(elsewhere, capfd, node):
     (elsewhere / "conf" / "model").mkdir(parents=True)
     file = elsewhere / "conf" / "model" / "hostile.yaml"
     file.write_text(f"_target_: torch.nn.Linear\nx: {node}\n" if node.startswith("!!") else f"{node}\n")
@@ -110,7 +110,7 @@ def test_a_target_from_a_file_reaches_allowed_parts_alone(elsewhere, capfd, node
 
 
 @pytest.mark.parametrize("key", ["data", "task", "optimizer", "scheduler"])
-def test_each_part_is_held_to_the_same(elsewhere, capfd, key):
+def test_hostile_target_is_refused_in_each_group(elsewhere, capfd, key):
     (elsewhere / "conf" / key).mkdir(parents=True)
     for number, node in enumerate([TARGETS["a call of the system"], TARGETS["a node that is made late"]]):
         (elsewhere / "conf" / key / f"hostile{number}.yaml").write_text(f"{node}\n")
@@ -148,7 +148,7 @@ HYDRAS = {
 
 
 @pytest.mark.parametrize(("number", "hydra"), list(enumerate(HYDRAS.values())), ids=HYDRAS)
-def test_settings_of_hydra_in_a_file_call_nothing(elsewhere, capfd, number, hydra):
+def test_hydra_settings_from_file_call_nothing(elsewhere, capfd, number, hydra):
     """By a run, a sweep or a plan: each checks them in the same place."""
     conf = elsewhere / "conf"
     (conf / "experiment").mkdir(parents=True)
@@ -163,14 +163,14 @@ def test_settings_of_hydra_in_a_file_call_nothing(elsewhere, capfd, number, hydr
     refused(command, capfd, says="hydra.")
 
 
-def test_a_sweep_over_a_hostile_file_calls_nothing(elsewhere, capfd):
+def test_sweep_over_hostile_file_calls_nothing(elsewhere, capfd):
     (elsewhere / "conf" / "experiment").mkdir(parents=True)
     hydra = HYDRAS["a handler of the job's log"]
     (elsewhere / "conf" / "experiment" / "hostile.yaml").write_text(f"# @package _global_\nhydra: {{{hydra}}}\n")
     refused(["-m", *SMALL, "experiment=digits_mlp,hostile", "hydra.sweep.dir=sweep"], capfd, says="hydra.job_logging")
 
 
-def test_a_config_directory_that_the_command_line_names_is_held_to_the_same(elsewhere, capfd):
+def test_named_config_directory_is_checked_too(elsewhere, capfd):
     (elsewhere / "theirs").mkdir()
     (elsewhere / "theirs" / "part.yaml").write_text(f"{CALL.replace(', ', chr(10))}\n")
     (elsewhere / "theirs" / "job.yaml").write_text("defaults: [config, part@hydra.callbacks.x, _self_]\n")
@@ -218,7 +218,7 @@ RERUNS = {
 
 
 @pytest.mark.parametrize(("more", "says"), RERUNS.values(), ids=RERUNS)
-def test_a_runs_configuration_holds_what_a_run_writes(run_folder, capfd, more, says):
+def test_run_configuration_has_only_written_keys(run_folder, capfd, more, says):
     with (run_folder / "rerun.yaml").open("a") as file:
         file.write(more)
     refused(["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"], capfd, says=says)
@@ -237,7 +237,7 @@ def test_a_runs_configuration_holds_what_a_run_writes(run_folder, capfd, more, s
         "",
     ],
 )
-def test_a_runs_configuration_has_the_runners_own_defaults(run_folder, capfd, defaults):
+def test_run_configuration_keeps_builtin_defaults(run_folder, capfd, defaults):
     (run_folder / "part.yaml").write_text(f"{CALL.replace(', ', chr(10))}\n")
     own = (run_folder / "rerun.yaml").read_text().splitlines()
     (run_folder / "rerun.yaml").write_text("\n".join([f"defaults: {defaults}", *own[1:]]))
@@ -246,7 +246,7 @@ def test_a_runs_configuration_has_the_runners_own_defaults(run_folder, capfd, de
 
 
 @pytest.mark.parametrize("name", ["schema", "base"])
-def test_a_file_beside_it_does_not_take_the_place_of_the_runners_own(run_folder, capfd, name):
+def test_neighboring_file_does_not_replace_builtin_one(run_folder, capfd, name):
     (run_folder / f"{name}.yaml").write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {{{CALL}}}}}}}\n")
     refused(["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"], capfd, says=f"the runner's own {name}")
 
@@ -332,7 +332,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("change", STATES.values(), ids=STATES)
-def test_a_checkpoint_of_another_model_is_told_in_words(run_folder, capfd, change):
+def test_checkpoint_of_another_model_is_explained(run_folder, capfd, change):
     path = run_folder / "checkpoints" / "last.pt"
     state = checkpoint.load(path)
     change(state)
@@ -371,7 +371,7 @@ def refused_by_each_reader(folder, capfd, *, says):
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_a_link_that_leads_out_of_a_runs_folder_is_followed_by_nobody(run_folder, capfd, name):
+def test_link_out_of_run_folder_is_refused(run_folder, capfd, name):
     outside = Path("outside.txt")
     outside.write_text("mine")
     linked(run_folder, name, outside)
@@ -380,7 +380,7 @@ def test_a_link_that_leads_out_of_a_runs_folder_is_followed_by_nobody(run_folder
 
 
 @pytest.mark.parametrize("name", LINKED_FOLDERS)
-def test_a_folder_in_a_runs_folder_that_lies_elsewhere_is_followed_by_no_command(run_folder, capfd, name):
+def test_linked_folder_in_run_folder_is_refused(run_folder, capfd, name):
     outside = Path("outside")
     outside.mkdir()
     linked(run_folder, name, outside)
@@ -391,7 +391,7 @@ def test_a_folder_in_a_runs_folder_that_lies_elsewhere_is_followed_by_no_command
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["summary.json", "rerun.yaml", "journal/journal.bin", "journal/ack.json"])
-def test_a_pipe_in_a_runs_folder_holds_no_command(run_folder, capfd, name):
+def test_pipe_in_run_folder_blocks_no_command(run_folder, capfd, name):
     linked(run_folder, name, Path("nothing"))
     (run_folder / name).unlink()
     os.mkfifo(run_folder / name)
@@ -417,19 +417,19 @@ BOMBS = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("more", "says"), BOMBS.values(), ids=BOMBS)
-def test_a_configuration_that_grows_when_it_is_read_is_refused_before(run_folder, capfd, more, says):
+def test_growing_configuration_is_refused_before_it_grows(run_folder, capfd, more, says):
     with (run_folder / "rerun.yaml").open("a") as file:
         file.write(more)
     for words in (["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"], ["evaluate", str(run_folder)]):
         refused(words, capfd, says=says)
 
 
-def test_a_summary_of_many_levels_is_no_summary(own_folder):
+def test_deeply_nested_summary_is_not_a_summary(own_folder):
     Path("summary.json").write_text("[" * 100_000)
     assert Summary.read(own_folder) == Summary()
 
 
-def test_a_runs_folder_may_be_a_link_itself_and_hold_links_within(run_folder):
+def test_run_folder_may_be_link_with_links(run_folder):
     shutil.copytree(run_folder, "moved/run")
     (Path("moved/run/checkpoints") / "newest.pt").symlink_to("last.pt")
     Path("linked").symlink_to(Path("moved/run").absolute())
@@ -476,9 +476,7 @@ def rewritten(folder, **changes):
 
 
 @pytest.mark.slow
-def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_run(
-    run_folder, requests, capfd, warm_programs, empty_store
-):
+def test_untrusted_folder_gets_no_secrets_or_run(run_folder, requests, capfd, warm_programs, empty_store):
     (address,) = requests
     uri = f"{address}/p/${{oc.env:AWS_SECRET_ACCESS_KEY}}"
     rewritten(run_folder, tracking__uri=uri, tracking__enabled=True)
@@ -505,13 +503,13 @@ def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_r
         {"model___target_": "mine.f"},
     ],
 )
-def test_a_strangers_folder_reads_no_environment_and_names_no_code_of_the_current_folder(run_folder, capfd, change):
+def test_untrusted_folder_reads_no_environment_or_code(run_folder, capfd, change):
     rewritten(run_folder, **change)
     for words in (["resume", str(run_folder)], ["-cd", str(run_folder), "-cn", "rerun"], ["evaluate", str(run_folder)]):
         refused(words, capfd, says="`--trust` when you have looked at")
 
 
-def test_a_strangers_model_takes_nothing_of_the_environment(run_folder, capfd):
+def test_untrusted_model_reads_no_environment(run_folder, capfd):
     card = run_folder / "model.json"
     card.write_text(card.read_text().replace('"synthetic"', '"<oc.env:HOME>"'))
     refused(["export", str(run_folder), "--format", "safetensors"], capfd, says="may not read values from outside it")
@@ -531,7 +529,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize(("kind", "fields", "says"), HISTORIES.values(), ids=HISTORIES)
-def test_a_strangers_journal_does_not_become_ones_own_unread(run_folder, capfd, kind, fields, says):
+def test_untrusted_journal_is_read_before_trusted(run_folder, capfd, kind, fields, says):
     with Journal(run_folder) as journal:
         journal.event(kind, **fields)
     (run_folder / origin.FILE).unlink()
@@ -541,13 +539,13 @@ def test_a_strangers_journal_does_not_become_ones_own_unread(run_folder, capfd, 
     assert (run_folder / "journal/journal.bin").read_bytes() == before and not origin.is_own(run_folder)
 
 
-def test_what_a_strangers_folder_has_put_off_is_read_too(run_folder, capfd):
+def test_untrusted_deferred_interpolation_is_checked_too(run_folder, capfd):
     write_ack(run_folder, Ack(postponed=({"kind": "model", **THEIRS},)))
     refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="model._target_=mine.Net")
     assert cli.main(["resume", str(run_folder), "train.num_steps=2", "--trust"]) == 0  # the user has looked at it
 
 
-def test_of_a_folder_that_is_ones_own_the_signed_model_is_built_and_no_other(elsewhere):
+def test_trusted_folder_builds_only_its_signed_model(elsewhere):
     Path("own.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
     mine = {"_target_": "own.Net", "in_features": 1, "out_features": 1}
     folder = Path("run")
@@ -564,7 +562,7 @@ def test_of_a_folder_that_is_ones_own_the_signed_model_is_built_and_no_other(els
         recipes.build_of(folder)(mine)
 
 
-def test_a_folder_that_was_looked_at_is_ones_own(run_folder, capfd, monkeypatch):
+def test_folder_after_review_is_trusted(run_folder, capfd, monkeypatch):
     monkeypatch.setenv("NAME", "of-the-environment")
     rewritten(run_folder, name="${oc.env:NAME}")
     words = ["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"]
@@ -588,7 +586,7 @@ ARTIFACTS = {
 
 
 @pytest.mark.slow
-def test_a_journal_from_elsewhere_sends_what_lies_in_its_folder_alone(own_folder, capfd, empty_store):
+def test_untrusted_journal_sends_only_its_folders_files(own_folder, capfd, empty_store):
     from mlflow import MlflowClient
 
     (own_folder / "secret.txt").write_text("secret")
@@ -633,7 +631,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_data_is_arrays_of_numbers(own_folder, capfd, name):
+def test_data_file_holds_only_number_arrays(own_folder, capfd, name):
     FILES[name](own_folder / name)
     words = [word for word in SMALL if not word.startswith("data")]
     refused([*words, "data=arrays", f"data.path={name}", "hydra.run.dir=run"], capfd)

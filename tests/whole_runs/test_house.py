@@ -106,7 +106,7 @@ def test_packages_are_those_of_the_plan():
     assert {path.name for path in HERE.iterdir()} - {"__pycache__", "conf"} == ROOMS | LOOSE
 
 
-def test_each_folder_of_tests_is_one_of_a_package():
+def test_each_test_folder_has_a_package():
     folders = {path.relative_to(TESTS) for path in TESTS.rglob("*") if path.is_dir() and any(path.glob("test_*.py"))}
     missing = {str(folder) for folder in folders if not (HERE / folder / "__init__.py").is_file()}
     assert missing == {"support", "bench", "whole_runs"}
@@ -114,7 +114,7 @@ def test_each_folder_of_tests_is_one_of_a_package():
 
 
 @pytest.mark.parametrize("package", PLAIN)
-def test_below_the_experiment_nobody_knows_a_configuration(package):
+def test_packages_below_experiment_import_no_configuration(package):
     knowing = {
         name
         for name, tree in trees().items()
@@ -127,7 +127,7 @@ def test_below_the_experiment_nobody_knows_a_configuration(package):
     assert not knowing
 
 
-def test_mlflow_is_imported_at_module_level_in_tracking_alone():
+def test_mlflow_module_import_is_only_in_tracking():
     found = {name for name, tree in trees().items() if "mlflow" in {each.partition(".")[0] for each in at_module_level(tree)}}  # fmt: skip
     assert {room(name) for name in found} == {"tracking"}
 
@@ -146,7 +146,7 @@ def test_the_way_to_help_loads_nothing_heavy():
     assert not {each for each in seen if each.partition(".")[0] in HEAVY}
 
 
-def test_no_isinstance_asks_for_a_protocol():
+def test_isinstance_is_not_used_with_protocols():
     """Since Python 3.12, isinstance does not find attributes from a module's __getattr__, such as lazy submodules: its result changed."""
     assert not [name for name, path in MODULES.items() if "runtime_checkable" in path.read_text()]
 
@@ -161,7 +161,7 @@ def test_a_circle_is_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {("b", "c")}
 
 
-def test_no_function_of_the_main_path_is_handed_more_than_seven_values():
+def test_main_path_functions_take_at_most_seven():
     assert not {name: number for name, number in handed().items() if number > MAX_PARAMETERS}
 
 

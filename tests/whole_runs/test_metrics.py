@@ -39,7 +39,7 @@ def test_best_weights_by_f1_equal_scikit_learns(own_folder):
     assert points["test/f1"][0][1] == pytest.approx(f1_score(targets.numpy(), said, average="macro"), abs=1e-6)
 
 
-def test_a_metric_that_a_task_of_ones_own_does_not_have_is_told_when_it_is_measured(own_folder, capsys):
+def test_metric_missing_from_custom_task_is_reported(own_folder, capsys):
     loss = (
         "def loss(model, batch):\n    return {'loss': model(batch[0]).square().mean(), 'size': batch[0].abs().mean()}\n"
     )
@@ -72,7 +72,7 @@ QUIET = ("task.plots=false", "train.num_steps=72", "optimizer.lr=0.01", "data.li
         ),
     ],
 )
-def test_stop_when_ends_a_run_at_its_value(own_folder, capsys, words, metric, every, reached):
+def test_stop_when_ends_run_at_value(own_folder, capsys, words, metric, every, reached):
     whole = ["hydra.run.dir=whole", "train.stop_when=null", "train.evaluate_every_steps=null"]
     assert cli.main([*SHORT, *QUIET, *words, *whole]) == 0
     values = dict(read_points(own_folder / "whole")[metric])
@@ -105,7 +105,7 @@ def test_a_hook_ends_the_run_by_stop(own_folder):
     assert found["num_epochs"] == 2 and len(points["norm"]) == 2 and "stop" not in points and "test/loss" in points
 
 
-def test_a_run_that_is_resumed_measures_the_same(own_folder):
+def test_resumed_run_measures_the_same(own_folder):
     (own_folder / "my_tasks.py").write_text(OWN)
     words = [*SHORT, HITS, "task.plots=false", "train.num_epochs=2", "data=synthetic", "data.num_rows=600"]
     assert cli.main(words) == 0
@@ -120,7 +120,7 @@ def test_a_run_that_is_resumed_measures_the_same(own_folder):
     assert cut["val/hits"] == whole["val/hits"] == whole["val/accuracy"]
 
 
-def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
+def test_plots_of_best_weights_are_in_run(own_folder):
     assert cli.main([*SHORT, "train.num_epochs=1", "task.plots=[confusion,samples]"]) == 0
     drawn = {path.stem for path in (own_folder / "run" / "plots").iterdir()}
     assert drawn - {"loss", "accuracy", "time"} == {"confusion", "samples"}
@@ -151,7 +151,7 @@ def test_two_inputs_have_a_decision_boundary(own_folder):
     assert (own_folder / "run" / "plots" / "boundary.png").is_file()
 
 
-def test_metrics_of_a_file_have_names_of_their_own(own_folder):
+def test_metrics_from_user_file_have_separate_names(own_folder):
     (own_folder / "my_tasks.py").write_text(OWN)
     (own_folder / "conf" / "experiment").mkdir(parents=True)
     (own_folder / "conf" / "experiment" / "mine.yaml").write_text(
@@ -172,12 +172,12 @@ def test_metrics_of_a_file_have_names_of_their_own(own_folder):
         (("task.metrics=[f11]",), "task.metrics=[f1]"),
     ],
 )
-def test_data_that_does_not_suit_is_told_before_anything_is_trained(own_folder, capsys, words, mend):
+def test_unsuitable_data_is_reported_before_training(own_folder, capsys, words, mend):
     assert cli.main([*SHORT, *words]) == 2
     assert mend in capsys.readouterr().err
 
 
-def test_a_dataset_that_tells_no_sizes_runs_with_a_model_that_needs_none(own_folder):
+def test_dataset_without_sizes_runs_with_suitable_model(own_folder):
     (own_folder / "mine.py").write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.data import Dataset\n"
         "class Rows(Dataset):\n"

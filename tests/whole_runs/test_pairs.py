@@ -129,7 +129,7 @@ def some_of(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
-def test_what_makes_sense_trains_and_the_rest_says_why_not(data, files):
+def test_pair_trains_or_says_why_not(data, files):
     base = composed("device=cpu", "train.batch_size=10", "data.num_workers=0", f"data={data.strip()}", *DATA[data][2])
     prepared = prepare_data(base, torch.device("cpu"))
     wrong = []
@@ -156,7 +156,7 @@ def test_what_makes_sense_trains_and_the_rest_says_why_not(data, files):
     assert not wrong, "\n".join(wrong)
 
 
-def test_each_data_set_model_and_task_is_among_them():
+def test_pairs_cover_each_data_model_task():
     from runner.config.compose import CONF
 
     known = {"data": {name.strip() for name in DATA}, "model": set(MODELS), "task": set(TASKS)}

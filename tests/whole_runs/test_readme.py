@@ -187,7 +187,7 @@ def test_the_guides_to_what_is_ones_own(own_folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_data_of_every_kind_and_what_comes_after(own_folder, monkeypatch):
+def test_pairs_cover_every_kind_of_data(own_folder, monkeypatch):
     import pandas as pd
     from PIL import Image
 
@@ -217,7 +217,7 @@ def test_data_of_every_kind_and_what_comes_after(own_folder, monkeypatch):
     assert len(answers) == 200
 
 
-def test_the_refused_device_is_told_as_it_is_written(own_folder, capsys):
+def test_readme_refused_device_output_is_as_written(own_folder, capsys):
     block = next(body for _, body in BLOCK.findall(section("README.md", "Choosing a device")))
     first, _, told = block.partition("\n")
     (words,) = commands_in(f"```console\n{first}\n```")
@@ -267,7 +267,7 @@ def test_what_the_pages_name_is_there():
         assert not missing, f"{name} names {missing}"
 
 
-def test_a_link_to_a_heading_leads_to_one():
+def test_readme_heading_links_lead_to_headings():
     for name, text in PAGES.items():
         for link, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", text):
             there = (PACKAGES / Path(name).parent / link).read_text() if link else text
@@ -290,7 +290,7 @@ def test_the_top_level_holds_nothing_else():
     assert {name for name in names if not name.startswith(".")} == TOP_LEVEL
 
 
-def test_the_short_speed_table_is_of_the_long_one():
+def test_readme_speed_table_matches_full_one():
     """One run of tests/bench/table.py --write writes both tables."""
     part = re.compile(r"<!-- (table\.py (?:readme|mlp [a-z_,]*ours_all[a-z_,]*)) -->\n(.*?)<!-- end -->", re.DOTALL)
     (short,) = [body for _, body in part.findall(README)]

@@ -43,7 +43,7 @@ def assert_same(one, other):
     assert last == expected_points
 
 
-def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
+def test_resume_last_extends_newest_run(own_folder, capfd):
     assert cli.main([*WORDS, QUIET, "train.num_epochs=1", "scheduler=constant", "hydra.run.dir=outputs/a/run"]) == 0
     assert cli.main(["resume", "last"]) == 0
     assert "has finished" in capfd.readouterr().out
@@ -56,7 +56,7 @@ def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
     assert_same(Path("outputs/a/run"), Path("outputs/b/run"))
 
 
-def test_removed_keys_of_an_old_run_are_ignored(own_folder, capfd):
+def test_resume_ignores_removed_keys(own_folder, capfd):
     words = ["data=iris", "model=mlp", "device=cpu", "train.num_epochs=1", "task.plots=false", QUIET]
     assert cli.main([*words, "hydra.run.dir=run"]) == 0
     file, rerun = Path("run/rerun.yaml"), ["-cd", "run", "-cn", "rerun"]
@@ -91,7 +91,7 @@ def test_last_is_a_run_at_any_depth(own_folder, name):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_made_longer_and_killed_has_not_finished(warm, own_folder, capfd):
+def test_extended_then_killed_run_is_not_finished(warm, own_folder, capfd):
     folder = Path("outputs/one/run")
     words = [*WORDS, QUIET, "data.limit=600", "train.num_epochs=1", f"hydra.run.dir={folder}"]
     assert cli.main(words) == 0
@@ -109,7 +109,7 @@ def test_a_run_that_is_made_longer_and_killed_has_not_finished(warm, own_folder,
     assert (found["status"], found["num_epochs"]) == ("finished", 300)
 
 
-def test_by_its_id_in_mlflow_and_in_the_same_run_there(own_folder, warm_programs, empty_store):
+def test_resume_by_mlflow_id_continues_same_run(own_folder, warm_programs, empty_store):
     from mlflow import MlflowClient
 
     shutil.copy(empty_store, "mlflow.db")
@@ -143,7 +143,7 @@ def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
     )
 
 
-def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
+def test_run_of_steps_is_extended_by_steps(own_folder, capfd):
     """A number of epochs would be accepted and have no effect."""
     words = [*WORDS, QUIET, "data.limit=600", "train.num_steps=2", "hydra.run.dir=outputs/a/run"]
     assert cli.main(words) == 0
@@ -159,7 +159,7 @@ def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
         assert json.loads(Path("outputs/a/run/summary.json").read_text())["num_steps"] == steps, word
 
 
-def test_what_is_no_run_is_refused(own_folder, capfd):
+def test_resume_refuses_what_is_not_a_run(own_folder, capfd):
     assert cli.main(["resume", "last"]) == 2
     assert "no run is in outputs or multirun" in capfd.readouterr().err
     Path("mine").mkdir()
@@ -172,7 +172,7 @@ def test_what_is_no_run_is_refused(own_folder, capfd):
     assert "sweep.resume=mine" in capfd.readouterr().err
 
 
-def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken(own_folder, capfd):
+def test_torn_checkpoint_is_reported_and_previous_used(own_folder, capfd):
     words = [*WORDS, QUIET, "train.num_epochs=3", "train.checkpoint_every_steps=9"]
     assert cli.main([*words, "hydra.run.dir=outputs/whole/run"]) == 0
     assert cli.main([*words, "train.max_seconds=0.001", "hydra.run.dir=outputs/torn/run"]) == 0
@@ -189,7 +189,7 @@ def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken(own_folder, ca
     assert "checksum" in capfd.readouterr().err
 
 
-def test_what_goes_on_is_noted_in_the_runs_log_and_no_traceback_is_shown(own_folder, capfd):
+def test_resume_is_logged_without_traceback(own_folder, capfd):
     assert cli.main([*WORDS, QUIET, "train.max_seconds=0.01", "hydra.run.dir=run"]) == 0
     capfd.readouterr()
     (own_folder / "run" / "runner.log").unlink()

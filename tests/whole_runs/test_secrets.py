@@ -79,7 +79,7 @@ def test_credentials_of_the_store_are_nowhere(own_folder, capfd, ended, monkeypa
 FROM_THE_ENVIRONMENT = "http://${oc.env:TOKEN}@127.0.0.1:9/${oc.env:TOKEN}"
 
 
-def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ended, monkeypatch):
+def test_store_uri_from_environment_is_hidden(own_folder, capfd, ended, monkeypatch):
     monkeypatch.setenv("TOKEN", SECRET)
     words = [*SMALL, f"tracking.uri='{FROM_THE_ENVIRONMENT}'", "tracking.grace_seconds=0", "tracking.log_model=false"]
     assert cli.main(words) == 0
@@ -112,7 +112,7 @@ def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ende
         ("${known}/${oc.env:NOT_THERE,x}", "http://there/<oc.env:TOKEN>/x"),
     ],
 )
-def test_what_of_a_stores_uri_is_a_secret(monkeypatch, uri, shown):
+def test_store_uri_secret_parts_are_hidden(monkeypatch, uri, shown):
     for name, value in {"TOKEN": "s3cr3t W0rd", "HOST": "there", "BASE": "http://there", "SHORT": "v1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(SECRETS, "")
@@ -122,7 +122,7 @@ def test_what_of_a_stores_uri_is_a_secret(monkeypatch, uri, shown):
     assert secrets.without_password(cfg.tracking.uri.replace(" ", "%20")).replace("%20", " ") == shown
 
 
-def test_a_wrong_word_beside_a_password_is_told_without_it(own_folder, capfd):
+def test_error_next_to_password_omits_password(own_folder, capfd):
     assert cli.main([*SMALL, f"tracking.uri={STORE}", "modle=mlp"]) == 2
     assert cli.main([*SMALL, f"tracking.urii={STORE}"]) == 2
     assert cli.main([*SMALL, f"model.x={STORE}"]) == 2
@@ -132,7 +132,7 @@ def test_a_wrong_word_beside_a_password_is_told_without_it(own_folder, capfd):
     shown_nowhere(capfd, own_folder)
 
 
-def test_it_runs_again_when_the_password_is_given_again(own_folder, capfd, ended, monkeypatch):
+def test_rerun_works_when_password_is_set_again(own_folder, capfd, ended, monkeypatch):
     words = [word.replace("run.dir=run", "run.dir=outputs/a/run") for word in SMALL]
     assert cli.main([*words, f"tracking.uri={STORE}", "tracking.grace_seconds=0"]) == 0
     again = ["-cd", "outputs/a/run", "-cn", "rerun", "hydra.run.dir=again"]
@@ -150,7 +150,7 @@ def test_it_runs_again_when_the_password_is_given_again(own_folder, capfd, ended
 
 
 @pytest.mark.slow
-def test_what_stands_in_the_environment_stays_there(own_folder, capfd, monkeypatch, warm_programs, empty_store):
+def test_environment_values_stay_in_environment(own_folder, capfd, monkeypatch, warm_programs, empty_store):
     shutil.copy(empty_store, "runs.db")
     for name in ("TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, SECRET)
@@ -185,7 +185,7 @@ def test_what_stands_in_the_environment_stays_there(own_folder, capfd, monkeypat
 
 
 @pytest.mark.slow
-def test_a_password_in_the_code_that_differs_is_not_in_the_diff(own_folder, capfd, ended):
+def test_diff_of_code_omits_password(own_folder, capfd, ended):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
 
@@ -257,16 +257,16 @@ def test_what_is_written_down_by_hand(monkeypatch):
     assert secrets.filled_in(found)["home"] == os.environ["HOME"] == cfg.home
 
 
-def test_address_in_place_of_a_file_is_hidden():
+def test_address_instead_of_file_is_hidden():
     assert SECRET not in str(RunnerError(*path_problems("data.path", f"{STORE}/x.csv")))
 
 
-def test_a_lost_password_of_the_data_is_asked_for():
+def test_missing_data_password_is_requested():
     cfg = OmegaConf.create({"data": {"_target_": "x", "url": "s3://me:***@there"}})
     assert any(problem.help == "use `data.url=s3://me:PASSWORD@there`" for problem in problems(cfg))
 
 
-def test_a_journal_that_asks_for_what_is_not_there_builds_no_model(own_folder):
+def test_journal_with_missing_reference_builds_no_model(own_folder):
     with pytest.raises(KeyError):
         secrets.filled_in({"token": "<oc.env:NOT_THERE>"})
     with Journal(own_folder) as journal:

@@ -122,7 +122,7 @@ def assert_same_curves(expected, found):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, person, undisturbed, strategy, empty_store):
+def test_sigterm_reaches_all_and_resume_changes_number(start, person, undisturbed, strategy, empty_store):
     shutil.copy(empty_store, person / "mlflow.db")
     (person / "slow").touch()
     first = start(*WORDS, "train.num_processes=2", f"placement.strategy={strategy}", "hydra.run.dir=run")
@@ -146,7 +146,7 @@ def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, pers
     assert statuses == [("FINISHED",)]
 
 
-def test_a_killed_process_ends_the_run_and_says_so(start, person):
+def test_killed_process_ends_run_with_message(start, person):
     (person / "die").touch()
     process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "hydra.run.dir=run")
     told, _ = process.communicate(timeout=LONGEST)
@@ -155,7 +155,7 @@ def test_a_killed_process_ends_the_run_and_says_so(start, person):
     assert "process 1 was ended by SIGKILL" in told and not members(person)
 
 
-def test_process_that_ends_while_others_wait_is_named(start, person):
+def test_process_ending_while_others_wait_is_named(start, person):
     ends = "super().__init__()\n        if os.environ.get('RANK') == '1':\n            os._exit(7)"
     (person / "my_models.py").write_text(NET.replace("super().__init__()", ends))
     process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "hydra.run.dir=run")
@@ -173,7 +173,7 @@ def test_interrupt_while_processes_start_prints_no_traceback(start, person):
     assert not members(person)
 
 
-def test_a_loss_that_is_not_finite_ends_all_and_leaves_the_checkpoint_before_it(start, person):
+def test_nonfinite_loss_ends_all_and_keeps_checkpoint(start, person):
     (person / "spoilt").touch()
     process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "metrics.pull_every=1000", "hydra.run.dir=run")
     told, _ = process.communicate(timeout=LONGEST)
@@ -193,7 +193,7 @@ def test_killed_processes_restart_from_the_last_checkpoint(start, person, undist
     assert_same_curves(undisturbed, read_series(person / "run"))
 
 
-def test_nobody_outlives_a_killed_parent_and_what_was_trained_is_kept(start, person):
+def test_killed_parent_ends_all_and_keeps_checkpoint(start, person):
     (person / "slow").touch()
     process = start(*WORDS, *UNTRACKED, "train.num_epochs=400", "train.num_processes=2", "hydra.run.dir=run")
     wait_for((person / "there").exists)
@@ -203,7 +203,7 @@ def test_nobody_outlives_a_killed_parent_and_what_was_trained_is_kept(start, per
     assert summary()["status"] == "killed" and (person / "run" / "checkpoints" / "last.pt").exists()
 
 
-def test_what_parts_do_not_go_with_is_told_at_once(person):
+def test_unsupported_parts_are_reported_at_once(person):
     asked = ("train.compile=true", "train.precision=fp16", "placement.init=device", "backends.cpu.channels_last=true")
     with pytest.raises(RunnerError) as caught:
         run([*WORDS, *UNTRACKED, *asked, "placement.strategy=fsdp", "train.num_processes=2"], folder=person / "run")
@@ -211,7 +211,7 @@ def test_what_parts_do_not_go_with_is_told_at_once(person):
         assert any(f"placement.strategy=fsdp {words}" in problem.source for problem in caught.value.problems)
 
 
-def test_a_mistake_is_told_once_and_leaves_nothing(start, person):
+def test_error_is_reported_once_and_leaves_nothing(start, person):
     words = ["data=table", "data.path=none.csv", "data.target=x", "model=mlp", "device=cpu", *UNTRACKED]
     process = start(*words, "train.num_processes=2", "hydra.run.dir=run")
     told, _ = process.communicate(timeout=LONGEST)

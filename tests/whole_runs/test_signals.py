@@ -109,7 +109,7 @@ def goes_on_to(expected, run):
 
 
 @pytest.mark.parametrize("after", [24, NUM_STEPS])
-def test_a_split_is_left_in_its_middle_and_measured_anew(run, undisturbed, after):
+def test_interrupted_evaluation_is_repeated_on_resume(run, undisturbed, after):
     Path("wait").write_text(str(after))
     process = run(*WORDS, "tracking.enabled=false", "hydra.run.dir=run")
     wait_for("there")
@@ -120,7 +120,7 @@ def test_a_split_is_left_in_its_middle_and_measured_anew(run, undisturbed, after
     goes_on_to(undisturbed, run)
 
 
-def test_the_test_is_left_in_its_middle_too(run):
+def test_interrupted_test_is_repeated_on_resume(run):
     process = run(*WORDS, "tracking.enabled=false", "data.val_fraction=0", "hydra.run.dir=run")
     Path("wait").write_text(str(NUM_STEPS))
     wait_for("there")
@@ -133,7 +133,7 @@ def test_the_test_is_left_in_its_middle_too(run):
     assert summary()["status"] == "finished" and "test/loss" in summary()["metrics"]
 
 
-def test_a_second_ctrl_c_ends_a_step_that_hangs(run, empty_store):
+def test_second_ctrl_c_ends_hanging_step(run, empty_store):
     shutil.copy(empty_store, "mlflow.db")
     Path("hang").touch()
     process = run(*WORDS, "hydra.run.dir=run")
@@ -158,7 +158,7 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs(run, empty_store):
     assert [point.step for point in points] == list(range(1, NUM_STEPS + 1))
 
 
-def test_a_step_that_hangs_ends_with_the_grace(run, undisturbed):
+def test_hanging_step_ends_after_grace_period(run, undisturbed):
     Path("hang").touch()
     process = run(*WORDS, "tracking.enabled=false", "train.grace_seconds=1", "hydra.run.dir=run")
     wait_for("there")
@@ -169,7 +169,7 @@ def test_a_step_that_hangs_ends_with_the_grace(run, undisturbed):
     goes_on_to(undisturbed, run)
 
 
-def test_a_ctrl_c_in_the_terminal_reaches_the_data_workers_too_and_is_one(run):
+def test_terminal_ctrl_c_reaches_workers_counts_once(run):
     words = ["data.residency=stream", "data.num_workers=2", "tracking.enabled=false", "train.num_epochs=100000"]
     process = run(*WORDS, *words, "train.eval_batch_size=128", "hydra.run.dir=run")
     wait_for("run/checkpoints/last-before.pt")
@@ -181,7 +181,7 @@ def test_a_ctrl_c_in_the_terminal_reaches_the_data_workers_too_and_is_one(run):
     assert state["step"] == summary()["num_steps"] == len(read_points(Path("run"))["train/loss"])
 
 
-def test_a_run_whose_terminal_is_gone_goes_on_in_silence(run):
+def test_run_without_terminal_continues_silently(run):
     process = run(*WORDS, "tracking.enabled=false", "train.eval_batch_size=128", "hydra.run.dir=run")
     process.stdout.readline()
     process.stdout.close()  # as `| head -1` does
@@ -198,7 +198,7 @@ def test_a_lost_terminal_stops_a_run(run):
     assert summary()["status"] == "killed"
 
 
-def test_a_run_that_ended_for_its_time_goes_on(run):
+def test_run_ended_by_time_limit_resumes(run):
     words = ["tracking.enabled=false", "train.eval_batch_size=128", "train.num_epochs=100000", "hydra.run.dir=run"]
     code, output = ended(run(*WORDS, *words, "train.max_seconds=0.3"))
     assert code == 0 and "(train.max_seconds)" in output and "python -m runner resume run" in output

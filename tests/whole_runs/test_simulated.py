@@ -29,7 +29,7 @@ def run(device, words):
 
 
 @pytest.mark.slow
-def test_run_on_a_simulated_device_equals_the_cpus(tmp_path):
+def test_run_on_simulated_device_equals_cpu(tmp_path):
     found = {device: run_simulated(device, run, WORDS, cwd=tmp_path) for device in ("cpu", "cuda:1", "mps")}
     for device in ("cuda:1", "mps"):
         summary, points = found[device]

@@ -111,9 +111,7 @@ def in_mlflow(folders, store):
 
 #: where the rows are, and the steps between two checkpoints
 @pytest.mark.parametrize(("residency", "every"), [("device", 4), ("stream", 1)])
-def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(
-    residency, every, stopped, tmp_path, empty_store
-):
+def test_run_killed_after_each_step_ends_identical(residency, every, stopped, tmp_path, empty_store):
     num_stops = stopped("each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
     assert num_stops == 8
     shutil.copy(empty_store, tmp_path / "store.db")
@@ -128,7 +126,7 @@ def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(
     assert [folder.name for folder, points in tracked.items() if points != whole] == []
 
 
-def test_runs_that_are_killed_again_and_again_at_random_moments_end_the_same(stopped, tmp_path, empty_store):
+def test_run_killed_at_random_moments_ends_identical(stopped, tmp_path, empty_store):
     shutil.copy(empty_store, tmp_path / "store.db")
     words = [
         "train.checkpoint_every_steps=4",

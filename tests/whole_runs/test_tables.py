@@ -91,7 +91,7 @@ def test_numbers(people):
     assert loss == pytest.approx(found["best"]["value"], rel=1e-5)
 
 
-def test_rows_on_the_disk_train_to_the_same(people, monkeypatch):
+def test_rows_on_disk_train_identically(people, monkeypatch):
     monkeypatch.setenv("RUNNER_CACHE", str(people / "cache"))
     losses = []
     for number, where in enumerate(("true", "false")):
@@ -104,7 +104,7 @@ def test_rows_on_the_disk_train_to_the_same(people, monkeypatch):
     assert losses[0] == losses[1]
 
 
-def test_scales_are_those_of_the_training_rows_alone(own_folder):
+def test_scales_are_from_training_rows_only(own_folder):
     labels = torch.arange(200) % 2
     write_distances(range(200), labels)
     source = table("far.csv")
@@ -119,7 +119,7 @@ def test_scales_are_those_of_the_training_rows_alone(own_folder):
     assert columns["spreads"] == [pytest.approx(np.std(near))]
 
 
-def test_what_was_chosen_without_a_word_is_told_on_the_screen(own_folder, capsys):
+def test_automatic_choices_are_printed(own_folder, capsys):
     rows = "".join(f"key {index},{index % 7},{'rare' if index % 50 == 0 else 'usual'}\n" for index in range(200))
     Path("odd.csv").write_text("id,x,y\n" + rows)
     runner.run([*SMALL, "data.path=odd.csv", "train.num_steps=1"], folder="run")

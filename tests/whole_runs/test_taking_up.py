@@ -105,7 +105,7 @@ def test_stopped_run_resumes_bitwise_identical(case, stop_at, own_folder, monkey
     assert whole["host_reads"]["points"] == second["host_reads"]["points"]
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_the_same_id(own_folder):
+def test_run_killed_before_checkpoint_restarts_same_id(own_folder):
     words = WORDS["plain"]
     train(words, "run")
     shutil.rmtree("run/checkpoints")
@@ -117,7 +117,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_the
     assert len(starts) == 2 and len(set(starts)) == 1
 
 
-def test_a_finished_run_that_is_run_again_only_tests_again(own_folder):
+def test_finished_run_again_only_tests(own_folder):
     first = train(WORDS["plain"], "run")
     second = train(WORDS["plain"], "run")
     assert second["num_steps"] == first["num_steps"] and second["metrics"].items() >= {

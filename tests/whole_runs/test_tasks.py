@@ -77,7 +77,7 @@ def mended(found, words):
     return [instead.get(word, word) for word in words]
 
 
-def test_1_two_misspelt_keys(ask):
+def test_1_two_misspelled_keys(ask):
     words = [*RUN, "optimzer.lr=0.01", "train.num_epoch=1"]
     code, found = ask(*words)
     assert code == 2 and len(found["faults"]) == 2
@@ -99,14 +99,14 @@ def test_3_a_value_of_the_wrong_kind(ask):
     assert code == 2 and "bf16" in found["faults"][0]["so"] + found["faults"][0]["write"]
 
 
-def test_4_a_misspelt_command(ask, trained):
+def test_4_a_misspelled_command(ask, trained):
     code, found = ask("histroy", trained["folder"])
     assert code == 2
     ((line,),) = (problem["suggestions"] for problem in found["faults"])
     assert ask(*shlex.split(line)[3:])[0] == 0
 
 
-def test_5_a_run_that_was_cut_short_goes_on(ask):
+def test_5_interrupted_run_is_resumed(ask):
     code, found = ask(*RUN, "train.max_seconds=1e-6")
     assert (code, found["ending"]) == (0, "max_seconds")
     code, after = ask("resume", found["folder"], "train.max_seconds=null")
@@ -114,18 +114,18 @@ def test_5_a_run_that_was_cut_short_goes_on(ask):
     assert after["num_steps"] > found["num_steps"]
 
 
-def test_6_nothing_to_go_on_with(ask, tmp_path):
+def test_6_nothing_to_resume(ask, tmp_path):
     with inside(tmp_path):
         assert [ask(verb)[0] for verb in ("resume", "reproduce", "report", "history", "sync", "try")] == [2] * 6
 
 
-def test_7_the_best_of_a_sweep_is_evaluated(ask, swept):
+def test_7_best_job_of_sweep_is_evaluated(ask, swept):
     best = swept["jobs"][0]
     code, found = ask("evaluate", str(Path(swept["folder"], best["folder"])))
     assert code == 0 and found["metrics"]["val/loss"] == pytest.approx(best["best"]["value"], rel=1e-5)
 
 
-def test_8_which_model_is_better_and_how_sure_that_is(ask, swept):
+def test_8_models_are_compared_with_interval(ask, swept):
     code, found = ask("compare", f"{swept['folder']}:model=mlp", f"{swept['folder']}:model=linear", "metric=val/loss")
     (one,) = found["comparisons"]
     assert code == 0 and one["difference"]["n"] == 8
@@ -140,7 +140,7 @@ def test_9_a_metric_that_is_not_there(ask, swept):
     assert code == 0 and found["comparisons"][0]["metric"] == "test/accuracy"
 
 
-def test_10_a_job_that_failed_is_mended(ask, monkeypatch):
+def test_10_failed_job_is_fixed(ask, monkeypatch):
     words = [
         "-m",
         *OWN_TASK,
@@ -213,7 +213,7 @@ def test_17_is_it_the_same_again(ask, trained):
     assert (code, found["is_same"]) == (0, True) and found["metrics"]["val/loss"] == trained["metrics"]["val/loss"]
 
 
-def test_18_would_it_work_and_what_would_not(ask):
+def test_18_plan_reports_what_would_fail(ask):
     words = ("train.check=true", *OWN_TASK)
     assert ask(*words)[0] == 0
     os.environ["BREAK"] = "1"

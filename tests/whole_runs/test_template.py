@@ -133,7 +133,7 @@ def test_each_row_is_shown():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", list(commands()))
-def test_what_the_other_can_is_a_command_here(there, own_folder, warm, device, monkeypatch):
+def test_template_features_are_commands_here(there, own_folder, warm, device, monkeypatch):
     Path("tests").symlink_to(PACKAGES / "tests")  # a recipe reads a text of this repository
     smaller, shown = SHOWN[there]
     for words in commands()[there]:

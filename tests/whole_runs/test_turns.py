@@ -119,7 +119,7 @@ def test_a_task_and_optimizers_of_ones_own(own_folder):
         (["data=wine", "~data.num_rows", "~data.shape", "~data.noise"], "Prepared has no generate", "model=gan"),
     ],
 )
-def test_what_does_not_go_with_them_is_told_before_anything_is_tracked(words, so, write, own_folder, capsys):
+def test_turns_report_conflicts_before_tracking(words, so, write, own_folder, capsys):
     given = [word for word in SMALL if f"~{word.partition('=')[0]}" not in words]
     assert cli.main([*given, *words, "hydra.run.dir=run"]) == 2
     told = " ".join(capsys.readouterr().err.split())
@@ -165,7 +165,7 @@ def test_the_recipe_draws_its_picture(own_folder, ink):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the runs are forked from one with torch, see test_stops.py")
-def test_a_run_killed_after_each_of_its_steps_goes_on_to_the_bit(warm, tmp_path):
+def test_turns_killed_after_each_step_end_identical(warm, tmp_path):
     """Kills in the middle of epochs, and in steps that one of the optimizers skips."""
     script = Path(__file__).parents[1] / "support" / "stops.py"
     words = [*SMALL, "data.num_rows=200", "train.num_steps=11", "scheduler=cosine", "train.ema_decay=0.9"]

@@ -63,7 +63,7 @@ def test_what_explain_does_not_take(own_folder, capfd):
     assert cli.main(["explain", "run", "--time"]) == 2
 
 
-def test_a_run_that_goes_on_has_its_own_time_and_one_without_steps_too(own_folder):
+def test_resumed_and_empty_runs_have_separate_times(own_folder):
     assert cli.main([*WORDS, "hydra.run.dir=run", "train.num_epochs=1"]) == 0
     assert cli.main(["resume", "run", "train.num_epochs=3"]) == 0
     found = summary()
@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_has_its_own_time_and_one_without_steps_too(own_folde
     assert found["step"] is None
 
 
-def test_a_run_that_stands_at_its_end(own_folder):
+def test_time_of_run_resumed_at_its_end(own_folder):
     run([*WORDS, "train.num_steps=5"], folder="run")
     (Path("run") / "summary.json").unlink()
     assert cli.main(["resume", "run"]) == 0

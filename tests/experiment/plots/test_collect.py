@@ -25,7 +25,7 @@ def batches(inputs, targets, size=25):
     return zip(inputs.split(size), targets.split(size), strict=True)
 
 
-def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
+def test_collected_outputs_match_model_worst_first():
     inputs, targets = rows(width=5)
     model = nn.Sequential(nn.Dropout(0.9), nn.Linear(5, 3))
     found = collect(model, Classification(num_classes=3), batches(inputs, targets), split_rows=60, autocast=nullcontext)
@@ -40,7 +40,7 @@ def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
 
 @pytest.mark.parametrize("size", [7, 10, 60])
 @pytest.mark.parametrize("most_numbers", [10_000, 30])
-def test_rows_are_spread_over_the_split_where_it_has_more_than_asked_for(monkeypatch, size, most_numbers):
+def test_collected_rows_are_spread_over_split(monkeypatch, size, most_numbers):
     """Images in a folder are ordered by class. 15 of 60 rows, or 10 with at most 30 numbers."""
     monkeypatch.setattr(module, "MAX_NUMBERS", most_numbers)
     inputs, targets = rows()[0], torch.arange(3).repeat_interleave(20)
@@ -53,7 +53,7 @@ def test_rows_are_spread_over_the_split_where_it_has_more_than_asked_for(monkeyp
     np.testing.assert_array_equal(found.plane.rows, inputs[chosen].numpy())
 
 
-def test_points_on_the_plane_are_spread_over_the_split(monkeypatch):
+def test_plane_points_are_spread_over_split(monkeypatch):
     monkeypatch.setattr(module, "MAX_POINTS", 20)
     inputs, targets = rows()
     split = batches(inputs, targets)
@@ -98,7 +98,7 @@ def test_on_a_device_that_this_machine_lacks(name):
 
 
 @pytest.mark.parametrize("inputs", [[2.0**62, 1e25], [2.0**62 + 2.0**40, 5.0], [0.0, 1e-30], [float("nan"), 3.0]])
-def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
+def test_plane_is_drawn_for_any_inputs(inputs, tmp_path):
     points = torch.tensor([inputs] * 20)
     points[0, 0], points[1, 1] = 2.0**62 if inputs[0] > 1 else 0.5, torch.nan
     scaled = TableColumns([0, 0], [0.0, 0.0], [1e25, 1e25], [0.0, 0.0])

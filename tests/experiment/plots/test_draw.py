@@ -74,7 +74,7 @@ def test_what_makes_sense_is_drawn(case, tmp_path, ink):
             assert path.stat().st_size < 400_000
 
 
-def test_rows_that_the_split_lacks_classes_of_are_drawn_too(tmp_path):
+def test_split_with_missing_classes_is_drawn(tmp_path):
     one = Results("multiclass", np.full((5, 3), 1 / 3, dtype=np.float32), np.zeros(5, dtype=np.int64))
     names = [path.stem for path in draw_results(one, tmp_path, wanted=PLOTS["multiclass"], say=pytest.fail)]
     assert names == ["confusion"]
@@ -82,7 +82,7 @@ def test_rows_that_the_split_lacks_classes_of_are_drawn_too(tmp_path):
     assert draw_results(flat, tmp_path, wanted=PLOTS["regression"], say=pytest.fail)
 
 
-def test_no_text_lies_on_another_one(tmp_path, monkeypatch):
+def test_plot_texts_do_not_overlap(tmp_path, monkeypatch):
     """The tick labels of the matrix and its title lines, with names of all lengths."""
     seen = []
     monkeypatch.setattr(style, "save", lambda figure, path: seen.append(figure) or path)
@@ -112,7 +112,7 @@ def overlaps(figure: Figure):
     return found
 
 
-def test_the_title_says_model_data_split_and_how_many_rows():
+def test_plot_title_names_model_data_and_rows():
     results = classified(3, num_rows=25_000, split="val")
     assert results.title == "MLP on rows, cpu, val split, 300 of 25,000 rows"
 
@@ -131,7 +131,7 @@ def test_what_an_image_is(shape, expected):
 
 @pytest.mark.parametrize("levels", [2, 7, 10_000])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
-def test_the_curves_and_their_areas_are_those_of_sklearn(levels, share):
+def test_curves_and_areas_equal_sklearns(levels, share):
     from sklearn import metrics
 
     draw = np.random.default_rng(0)

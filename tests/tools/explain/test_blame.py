@@ -23,7 +23,7 @@ def shown(model, batch):
 
 
 @pytest.mark.parametrize(("task", "loss"), [(hidden, 1.0), (shown, float("inf"))])
-def test_the_row_is_named_whether_the_loss_shows_it_or_not(task, loss):
+def test_explain_names_row(task, loss):
     model = torch.nn.Linear(1, 1)
     torch.nn.init.ones_(model.weight)
     rows = torch.zeros(16, 1)

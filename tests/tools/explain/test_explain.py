@@ -45,16 +45,16 @@ def rewrite(old, new):
 
 
 @pytest.mark.parametrize("index", range(len(CAUSES)), ids=lambda index: CAUSES[index].name)
-def test_a_planted_cause_is_named_with_its_line_and_row(here, index):
+def test_planted_cause_is_named_with_line(here, index):
     assert wrong_of_cause(CAUSES[index], explained("cpu", "cause", index)) == []
 
 
 @pytest.mark.parametrize("index", range(len(SPIKES)), ids=lambda index: SPIKES[index].name)
-def test_a_spike_is_told_by_its_rows(here, index):
+def test_spike_is_explained_by_rows(here, index):
     assert wrong_of_spike(SPIKES[index], explained("cpu", "spike", index)) == []
 
 
-def test_a_failed_run_names_the_command_and_its_folder_stays_as_it_is(here, capsys):
+def test_failed_run_suggests_explain_folder_unchanged(here, capsys):
     assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
     assert "explain  python -m runner explain run\n" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
@@ -67,7 +67,7 @@ def test_a_failed_run_names_the_command_and_its_folder_stays_as_it_is(here, caps
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
 
 
-def test_a_resumed_run_is_taken_up_from_the_checkpoint_before(here, capsys):
+def test_explain_resumed_run_uses_earlier_checkpoint(here, capsys):
     words = [*LOG, "hydra.run.dir=run", "train.checkpoint_every_steps=3", "scheduler=cosine", "train.ema_decay=0.9"]
     assert cli.main([*words, "train.num_steps=5"]) == 0
     assert cli.main(["resume", "run", "train.num_steps=9"]) == 1
@@ -78,7 +78,7 @@ def test_a_resumed_run_is_taken_up_from_the_checkpoint_before(here, capsys):
     assert [row["in_data"] for row in found["rows"]] == [123]
 
 
-def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
+def test_checkpoints_with_nonfinite_weights_are_skipped(here, capsys):
     """The weights are NaN from step 8 on, and so are the checkpoints after it."""
     words = words_of(next(cause for cause in CAUSES if cause.name == "sqrt at 0"))
     assert cli.main([*words, "hydra.run.dir=run", "train.checkpoint_every_steps=8", "train.num_steps=8"]) == 0
@@ -91,7 +91,7 @@ def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
 
 
 @pytest.mark.parametrize("steps", ["null", "1"])
-def test_no_checkpoint_is_of_weights_after_the_loss(here, capsys, steps):
+def test_no_checkpoint_is_after_nonfinite_loss(here, capsys, steps):
     kept = [
         f"train.checkpoint_every_steps={steps}",
         "train.evaluate_every_steps=7",
@@ -109,7 +109,7 @@ def test_no_checkpoint_is_of_weights_after_the_loss(here, capsys, steps):
     assert json.loads(Path("run/summary.json").read_text())["error"] == found["error"]
 
 
-def test_several_batches_a_step_and_points_of_several_steps(here, capsys):
+def test_explain_accumulated_steps_and_mean_points(here, capsys):
     words = ["train.accumulate_steps=2", "metrics.every=3", "train.clip_grad_norm=1", "data.residency=stream"]
     assert cli.main([*LOG, *words, "hydra.run.dir=run"]) == 1
     code, found, _ = explain(capsys, "run")
@@ -117,7 +117,7 @@ def test_several_batches_a_step_and_points_of_several_steps(here, capsys):
     assert [(row["batch"], row["row"], row["in_data"]) for row in found["rows"]] == [(7, 0, 123)]
 
 
-def test_an_own_loader_has_rows_of_batches_alone(here, capsys):
+def test_explain_own_loader_names_batch_rows(here, capsys):
     (here / "my_loader.py").write_text(
         "import my_parts\nfrom torch.utils.data import DataLoader\n"
         "def loader():\n    return DataLoader(my_parts.Rows(value=0), batch_size=16)\n"
@@ -131,7 +131,7 @@ def test_an_own_loader_has_rows_of_batches_alone(here, capsys):
     assert [(row["batch"], row["row"], row["in_data"]) for row in found["rows"]] == [(7, 11, None)]
 
 
-def test_what_can_not_be_explained_is_told_with_what_to_write(here, capsys):
+def test_unexplainable_run_gives_help(here, capsys):
     assert cli.main([*words_of(SPIKES[0]), "hydra.run.dir=run", "train.num_epochs=1"]) == 0
     for words, so, write in (
         (("run",), "all 20 losses are finite", f"explain run --step {leap()}"),
@@ -180,7 +180,7 @@ def test_notes_say_why_the_bits_may_differ(here):
         ("log1p", -1.0, "x.clamp_min(-1 + 1e-6) before log1p (of -1 here)"),
     ],
 )
-def test_what_to_try_keeps_all_that_has_a_value(name, least, said):
+def test_suggestion_keeps_set_values(name, least, said):
     given = SimpleNamespace(range=SimpleNamespace(least=least, size=abs(least)))
     origin = SimpleNamespace(name=name, inputs=[given], phase="forward")
     assert of_its_domain(SimpleNamespace(origin=origin)).startswith(said)
@@ -198,7 +198,7 @@ def test_what_to_try_keeps_all_that_has_a_value(name, least, said):
         (torch.log, [-1.0, 1.0], "x.clamp_min(1e-8) before log (of -1 here)"),
     ],
 )
-def test_what_to_try_against_an_operation_is_of_what_it_took(op, values, said):
+def test_suggestion_for_operation_fits_its_inputs(op, values, said):
     given = torch.tensor(values)
     observer = NotFiniteObserver(torch.nn.Identity(), TensorNames())
     with observe(observer):
@@ -207,7 +207,7 @@ def test_what_to_try_against_an_operation_is_of_what_it_took(op, values, said):
     assert said in found and bool(said) == bool(found)
 
 
-def test_operation_of_a_builtin_model_is_named_by_its_line(own_folder, capsys):
+def test_builtin_models_operation_is_named_by_line(own_folder, capsys):
     words = ["model=mlp", "optimizer=sgd", "optimizer.lr=1e25", "train.num_steps=4", "tracking.enabled=false"]
     assert cli.main([*words, "device=cpu", "hydra.run.dir=run"]) == 1
     found = explain(capsys, "run")[1]

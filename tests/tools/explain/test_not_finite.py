@@ -48,17 +48,17 @@ def line_of(origin):
     return int(number)
 
 
-def test_the_first_operation_is_found_from_the_last():
+def test_first_nonfinite_operation_is_found():
     record = watched(lambda x, net: (x.log() * 0 + 1).relu().sum(), rows())
     assert (record.name, record.origin().name) == ("sum", "log")
     origin = record.origin()
     assert (origin.phase, origin.module) == ("forward", "Net")
-    assert line_of(origin) == test_the_first_operation_is_found_from_the_last.__code__.co_firstlineno + 1
+    assert line_of(origin) == test_first_nonfinite_operation_is_found.__code__.co_firstlineno + 1
     assert [(seen.argument, seen.made[0], seen.range.least) for seen in origin.inputs] == [("self", "mul", 0.0)]
     assert (origin.output.range.num_inf, origin.rows_not_finite.tolist()) == (1, [False, True])
 
 
-def test_of_two_the_earlier_one_is_told():
+def test_earlier_of_two_causes_is_named():
     origin = watched(lambda x, net: (x - 1).log() + x.log(), rows()).origin()
     assert [seen.made[0] for seen in origin.inputs] == ["sub"]
 
@@ -72,7 +72,7 @@ MEANT = {
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_an_infinity_that_was_written_is_no_beginning(name):
+def test_literal_infinity_is_not_the_cause(name):
     def call(x, net):
         scores = MEANT[name](x, net)
         weights = scores.softmax(1)  # this part of the scores is finite
@@ -82,17 +82,17 @@ def test_an_infinity_that_was_written_is_no_beginning(name):
     assert (origin.name, origin.output.range.num_inf) == ("sub", 0)
 
 
-def test_a_row_without_a_place_to_look_at_begins_in_the_softmax():
+def test_fully_masked_row_begins_in_softmax():
     origin = watched(lambda x, net: x.masked_fill(x == x, -math.inf).softmax(1) * x, rows()).origin()
     assert (origin.name, origin.inputs[0].made[0]) == ("softmax", "masked_fill")
 
 
-def test_what_the_batch_brings_begins_where_it_is_taken():
+def test_nonfinite_batch_value_begins_at_use():
     origin = watched(lambda x, net: x + 1, rows(math.inf)).origin()
     assert (origin.name, [seen.name for seen in origin.inputs]) == ("mul", ["batch", "model.scale"])
 
 
-def test_what_is_in_unwritten_memory_is_nobodys_value():
+def test_uninitialized_memory_is_ignored():
     def call(x, net):
         found = torch.empty_like(x)
         found.copy_(x.log())
@@ -101,11 +101,11 @@ def test_what_is_in_unwritten_memory_is_nobodys_value():
     assert watched(call, rows()).origin().name == "log"
 
 
-def test_in_the_backward_pass_the_line_is_the_forward_passs():
+def test_backward_operation_has_forward_line():
     record = watched(lambda x, net: torch.where(x > 0, x.sqrt(), 0.0), rows(), backward=True)
     origin = record.origin()
     assert (origin.phase, origin.node, origin.is_own_function) == ("backward", "SqrtBackward0", False)
-    assert line_of(origin) == test_in_the_backward_pass_the_line_is_the_forward_passs.__code__.co_firstlineno + 1
+    assert line_of(origin) == test_backward_operation_has_forward_line.__code__.co_firstlineno + 1
 
 
 class Own(torch.autograd.Function):
@@ -125,7 +125,7 @@ def test_an_own_function_has_its_own_line():
     assert line_of(origin) == Own.backward.__code__.co_firstlineno + 2
 
 
-def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
+def test_onednn_product_has_forward_line(monkeypatch):
     monkeypatch.setattr(layers, "MIN_MULTIPLICATIONS", 0)
     monkeypatch.setattr(layers, "MIN_SHARED_NUMBERS", 0)
     layer = nn.Linear(3, 4)
@@ -134,12 +134,12 @@ def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
     origin = watched(lambda x, net: layer(x * 0), rows(), backward=True).origin()
     assert (origin.name, origin.phase, origin.module) == ("linear_pointwise", "backward", "Net.Linear")
     assert not origin.is_own_function
-    line = test_onednns_product_has_the_line_of_the_forward_pass.__code__.co_firstlineno + 6
+    line = test_onednn_product_has_forward_line.__code__.co_firstlineno + 6
     assert line_of(origin) == line
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"foreach": False}])
-def test_of_an_update_the_parameter_is_named_with_what_it_was(how):
+def test_update_names_parameter_and_old_value(how):
     net, names = Net(), TensorNames()
     net.other = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.Adam(net.parameters(), eps=0.0, **how)
@@ -154,7 +154,7 @@ def test_of_an_update_the_parameter_is_named_with_what_it_was(how):
     assert {seen.shape for seen in origin.inputs} <= {(2,), ()}
 
 
-def test_of_the_forward_pass_sizes_are_kept_and_nothing_else_stays():
+def test_forward_trace_keeps_only_sizes():
     net, names = Net(), TensorNames()
     observer = NotFiniteObserver(net, names)
     modes = torch.utils._python_dispatch._len_torch_dispatch_stack()
@@ -184,7 +184,7 @@ def test_what_holds_no_floating_numbers_has_none():
         assert is_finite(tensor)
 
 
-def test_of_all_that_is_not_finite_there_is_neither_end():
+def test_entirely_nonfinite_tensor_has_no_range():
     assert range_of(torch.tensor([NAN, INF])) == Range(None, None, 2, 1, 1)
     assert rows_not_finite(torch.tensor(NAN)).tolist() == []
     assert rows_not_finite(torch.tensor([0.0, NAN])).tolist() == [False, True]

@@ -17,6 +17,6 @@ NAMES = ("age", "is_rare", "income")
         ([3.0, 0.0, 5e4], [torch.inf, 1.0, 5e4], ("age", torch.inf)),
     ],
 )
-def test_a_flag_that_no_other_row_has_hides_nothing(usual, own, named):
+def test_flag_of_one_row_hides_nothing(usual, own, named):
     rows = torch.tensor([*[usual] * 15, own], dtype=torch.float64)
     assert _unusual_number((rows, torch.zeros(16)), 15, NAMES) == named

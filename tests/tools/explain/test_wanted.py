@@ -16,6 +16,6 @@ from runner.tools.explain.explain import Wanted
         (13, 1, "no train/loss was logged at step 13"),  # lost with a damaged part of the journal
     ],
 )
-def test_a_step_without_a_point_is_not_said_to_be_nan(step, every, said):
+def test_step_without_point_is_not_nan(step, every, said):
     by_step = {10: 1.0, 20: 0.5, 30: float("nan")}
     assert Wanted(Path(), step, is_failure=False, by_step=by_step, every=every).in_words == said

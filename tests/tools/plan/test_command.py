@@ -29,7 +29,7 @@ def plan(capsys, *words):
     return code, json.loads(out) if out else None, err
 
 
-def test_a_run_on_a_device_that_is_not_here(own_folder, capsys):
+def test_plan_of_missing_device(own_folder, capsys):
     assert cli.main(["plan", "device=cuda:1", "plan.device_name=A100-80GB", "backends.cuda.cudnn_tf32=false"]) == 0
     said = capsys.readouterr().out
     for line in ("device    cuda:1 (as asked; it is not on this machine", "verdict   would run", "limited by arithmetic",
@@ -46,7 +46,7 @@ def test_a_run_on_a_device_that_is_not_here(own_folder, capsys):
         assert picture.width > 500
 
 
-def test_what_does_not_fit_is_told_with_what_would(own_folder, capsys):
+def test_plan_out_of_memory_names_what_fits(own_folder, capsys):
     words = (*LARGE, "device=cuda:0", "plan.device_memory=320MiB")
     code, found, _ = plan(capsys, *words, "train.batch_size=8192")
     assert (code, found["verdict"], found["fits"]) == (1, "would not run", False)
@@ -91,7 +91,7 @@ def test_several_devices_side_by_side(own_folder, capsys):
     ]
 
 
-def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
+def test_error_is_reported_before_planning(own_folder, capsys):
     for words, said in {
         ("device=cuda:1", "modle=mlp"): "model=mlp",
         ("device=cuda:x",): "use `device=cuda`",
@@ -110,7 +110,7 @@ def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
     assert list(own_folder.iterdir()) == []
 
 
-def test_a_run_is_planned_anew_from_its_folder(own_folder, capsys, monkeypatch):
+def test_run_is_planned_from_its_folder(own_folder, capsys, monkeypatch):
     monkeypatch.setattr("runner.experiment.figures._draw_predictions", lambda *args: [])
     words = ["model=linear", "train.num_steps=1", "tracking.enabled=false", "hydra.run.dir=mine", "train.batch_size=96"]
     assert cli.main(words) == 0
@@ -119,7 +119,7 @@ def test_a_run_is_planned_anew_from_its_folder(own_folder, capsys, monkeypatch):
     assert (code, found["batch_size"], found["num_parameters"]) == (0, 96, 650)
 
 
-def test_a_streamed_batch_has_the_next_one_beside_it(own_folder, capsys):
+def test_streamed_plan_includes_next_batch(own_folder, capsys):
     words = ("device=cuda:0", "data=synthetic", "data.num_rows=4000", "model=linear", "train.batch_size=512")
     streamed, captured = (plan(capsys, *words, more)[1] for more in ("data.residency=stream", "train.cuda_graph=true"))
     batch = 512 * 64 * 4 + 512 * 8
@@ -158,7 +158,7 @@ SPARSE = STEERED.replace(BRANCH, "\n        return self.linear(x.mul(x.new_ones(
         (SPARSE, "can't be told", 12),
     ],
 )
-def test_what_goes_by_values_and_what_is_wrong_are_told_with_their_line(own_folder, capsys, source, verdict, line):
+def test_value_dependent_and_wrong_code_named(own_folder, capsys, source, verdict, line):
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/net.yaml").write_text(
         "_target_: nets.Net\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
@@ -180,7 +180,7 @@ worker.main()
 """
 
 
-def test_a_device_that_cant_be_simulated_is_said(own_folder, capsys, monkeypatch, warm_programs):
+def test_unsimulatable_device_is_reported(own_folder, capsys, monkeypatch, warm_programs):
     """As on a system whose torch has another layout: the child process ends abruptly."""
 
     def start(words, **more):
@@ -194,7 +194,7 @@ def test_a_device_that_cant_be_simulated_is_said(own_folder, capsys, monkeypatch
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-def test_a_runner_in_the_current_folder_is_not_taken_for_this_one(as_file, own_folder, monkeypatch):
+def test_runner_folder_in_current_folder_is_ignored(as_file, own_folder, monkeypatch):
     (own_folder / "runner").mkdir()
     theirs = own_folder / "runner.py" if as_file else own_folder / "runner" / "__init__.py"
     theirs.write_text("raise SystemExit('a person's own')")

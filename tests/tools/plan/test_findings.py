@@ -16,7 +16,7 @@ def judged(own_models):
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])
-def test_each_mistake_is_named_with_its_path_and_line(case, judged):
+def test_findings_have_path_and_line(case, judged):
     answer = judged(case.device)[case.name]
     named = [found for found in answer["findings"] if found["line"].endswith(marked_line(case.name))]
     assert named, answer["findings"]

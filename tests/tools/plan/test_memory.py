@@ -33,7 +33,7 @@ def taken(_, *words):
 
 
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
-def test_the_peak_is_within_15_percent_of_the_allocators(words, own_models):
+def test_peak_is_within_15_percent(words, own_models):
     plan, real = (run_simulated("cpu", each, *words, cwd=own_models) for each in (planned, taken))
     assert 0.85 <= plan["memory"]["peak_bytes"] / real <= 1.15
     assert sum(plan["memory"]["parts"].values()) == plan["memory"]["peak_bytes"]
@@ -46,7 +46,7 @@ def proposed(_, usable_bytes, *words):
 
 
 @pytest.mark.parametrize(("usable_mib", "pattern"), [(100, "stack.blocks.*"), (200, None)])
-def test_blocks_are_proposed_where_a_step_fits_with_them_alone(usable_mib, pattern, tmp_path):
+def test_recompute_is_proposed_only_if_sufficient(usable_mib, pattern, tmp_path):
     words = (*MADE_UP, "model=transformer", "model.depth=6", "data.shape=[64,32]", "train.batch_size=64")
     assert run_simulated("cpu", proposed, usable_mib * 2**20, *words, cwd=tmp_path) == pattern
 
@@ -58,7 +58,7 @@ def evaluated(_, *words):
         return look(cfg_of(words), device, request)
 
 
-def test_an_evaluation_of_larger_batches_is_the_peak(tmp_path):
+def test_larger_evaluation_batch_is_peak(tmp_path):
     words = (*MADE_UP, "data.val_fraction=0.5", "data.test_fraction=0", "model=mlp", "model.hidden_sizes=[4096]")
     words = (*words, "train.batch_size=16", "train.eval_batch_size=20000")
     plan = run_simulated("cpu", evaluated, *words, cwd=tmp_path)
@@ -75,7 +75,7 @@ def with_a_schedule(_, *words):
         return look(cfg_of(words), device, REQUEST)
 
 
-def test_a_schedule_has_no_more_steps_than_the_run(tmp_path):
+def test_planned_schedule_has_runs_steps(tmp_path):
     """torch's OneCycleLR refuses another step."""
     (tmp_path / "conf/scheduler").mkdir(parents=True)
     text = "_target_: torch.optim.lr_scheduler.OneCycleLR\n_partial_: true\nmax_lr: 0.01\ntotal_steps: 1\n"

@@ -41,14 +41,14 @@ def cfg(device, **plan):
         ("cuda:1", BOX, "cuda:1", None),
     ],
 )
-def test_the_first_that_is_named_is_planned_for(device, hardware, name, memory):
+def test_first_named_device_is_planned(device, hardware, name, memory):
     found = planned_device.find(cfg(device), hardware)
     assert (found.device, found.memory_bytes) == (name, memory)
     assert found.hardware.devices()[name]
     assert "not on this machine" in found.choice.reason or name in hardware.devices()
 
 
-def test_what_is_said_wins_over_the_data_sheet_and_that_over_the_machine():
+def test_set_memory_wins_over_data_sheet():
     named = planned_device.find(cfg("cuda:0", device_name="A100-80GB"), BOX)
     assert named.memory_bytes == device_catalogue.MODELS["A100-80GB"].memory_bytes
     assert named.capability == (8, 0)
@@ -76,11 +76,11 @@ def test_sizes_as_people_write_them(text, count):
 
 
 @pytest.mark.parametrize("text", ["lots", "-1GiB", "0", "80 apples", ""])
-def test_what_is_no_size_is_refused(text, messages):
+def test_invalid_size_is_refused(text, messages):
     messages(problems_of(planned_device.num_bytes, text))
 
 
-def test_devices_on_which_it_fits_come_smallest_first():
+def test_fitting_devices_are_listed_smallest_first():
     found = device_catalogue.fits(30 * GIB, kind="cuda", share=0.9)
     assert found[0] == "A100-40GB"
     assert "H100" in found

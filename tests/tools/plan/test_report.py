@@ -78,7 +78,7 @@ def test_verdicts(given, verdict):
     assert (found["verdict"], found["would_run"]) == (verdict, verdict == "would run")
 
 
-def test_memory_that_is_not_known_is_not_judged():
+def test_unknown_memory_gives_no_verdict():
     found = judged(answer(peak=30 * GIB), target(memory=None))
     assert (found["verdict"], found["fits"]) == ("would run", None)
     assert found["memory"]["fits_on"][0] == "A100-40GB"
@@ -100,7 +100,7 @@ def test_what_does_not_fit_says_what_would(sizes, write):
     assert (finding["kind"], finding["grade"], finding["write"]) == ("memory", "estimate", write)
 
 
-def test_of_a_persons_own_loader_it_says_where_the_size_stands():
+def test_own_loader_report_names_batch_size_line():
     given = answer(peak=20 * GIB, sizes={"fp32": 30, "bf16": 500})
     given["step"]["batch_size"] = 256
     (finding,) = judged(given | {"has_own_loader": True})["findings"]
@@ -109,7 +109,7 @@ def test_of_a_persons_own_loader_it_says_where_the_size_stands():
     )
 
 
-def test_an_evaluation_that_does_not_fit_is_told():
+def test_too_large_evaluation_is_reported():
     (finding,) = judged(answer(evaluation=20 * GIB, sizes={"fp32": 500}))["findings"]
     assert (finding["what"], finding["write"]) == (
         "an evaluation takes 20 GiB, and 9 GiB are there to be used",
@@ -118,14 +118,14 @@ def test_an_evaluation_that_does_not_fit_is_told():
 
 
 @pytest.mark.parametrize(("metrics", "rows"), [([], 50), (["auroc"], 100)])
-def test_processes_share_an_evaluation_but_for_metrics_of_a_whole_split(metrics, rows):
+def test_processes_share_evaluation_unless_metrics_need_split(metrics, rows):
     here = replace(target(), hardware=Hardware(cuda=(Gpu("GPU"), Gpu("GPU"))))
     changed = {"device": "all", "placement": {"strategy": "ddp"}, "task": {"metrics": metrics}}
     several = OmegaConf.merge(cfg(num_processes=2, eval_batch_size=100), changed)
     assert OmegaConf.create(request(several, here, seconds=1.0)["yaml"]).train.eval_batch_size == rows
 
 
-def test_of_several_processes_a_batch_is_that_of_all():
+def test_batch_of_several_processes_is_total():
     where = target()
     here = replace(where, hardware=Hardware(cuda=(Gpu("GPU"), Gpu("GPU"))))
     several = OmegaConf.merge(cfg(num_processes="auto"), {"device": "all", "placement": {"strategy": "ddp"}})
@@ -145,7 +145,7 @@ def test_of_several_processes_a_batch_is_that_of_all():
         ({"launch_seconds": 1e-3}, 0.1, "launches"),
     ],
 )
-def test_the_least_time_is_that_of_the_slowest_side(speeds, least, side):
+def test_least_time_is_of_slowest_resource(speeds, least, side):
     step = judged(answer(), target(memory_bytes_per_second=1e9, **speeds))["step"]
     assert (step["least_seconds"], step["limited_by"]) == (least, side)
     assert judged(answer())["step"]["least_seconds"] is None
@@ -157,7 +157,7 @@ def test_a_fraction_of_the_memory_is_obeyed():
     assert usable_bytes(config, target()) == 5 * GIB
 
 
-def test_what_would_fit_when_it_is_computed_again_is_proposed_first():
+def test_fitting_recompute_is_proposed_first():
     given = answer(peak=20 * GIB, sizes={"fp32": 10}) | {"recompute": "blocks.*"}
     found = judged(given)
     write = found["findings"][0]["write"]

@@ -36,12 +36,12 @@ def test_the_search_takes_few_steps(peak, found, most_tries):
     assert len(tried) <= most_tries
 
 
-def test_it_says_when_there_is_no_time():
+def test_size_search_without_time_raises():
     with pytest.raises(OutOfTime):
         largest(lambda n: n, 1000, start=1, deadline=time.monotonic() - 1)
 
 
-def test_the_search_starts_with_the_size_of_the_loader():
+def test_size_search_starts_with_loaders_size():
     tried = []
     run = SimpleNamespace(
         cfg=OmegaConf.create({"train": {"precision": "fp32"}}),

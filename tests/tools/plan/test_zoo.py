@@ -37,7 +37,7 @@ def lines_of(findings):
 
 
 @pytest.mark.parametrize("case", SOUND, ids=lambda case: case.name)
-def test_what_is_sound_would_run_and_nothing_is_found_but_what_waits(case, judged):
+def test_sound_models_have_only_sync_findings(case, judged):
     names = [case.name, f"{case.name}, bf16"] if case.name in BOTH else [case.name]
     for name in names:
         answer = judged("cuda:1")[name]
@@ -52,7 +52,7 @@ def test_what_is_sound_would_run_and_nothing_is_found_but_what_waits(case, judge
 
 
 @pytest.mark.parametrize("case", MPS, ids=lambda case: case.name)
-def test_on_mps_missing_kernels_are_told_too(case, judged):
+def test_missing_mps_kernels_are_reported(case, judged):
     answer = judged("mps")[case.name]
     assert answer["unknown"] == ""
     assert {found["grade"] for found in answer["findings"]} <= {"likely"}
@@ -63,7 +63,7 @@ def test_on_mps_missing_kernels_are_told_too(case, judged):
 
 
 @pytest.mark.parametrize("case", BY_VALUES, ids=lambda case: case.name)
-def test_what_goes_by_values_is_told_with_the_operation_and_its_line(case, judged):
+def test_value_dependent_operation_is_named_with_line(case, judged):
     answer = judged("cuda:1")[case.name]
     what, _, place = answer["unknown"].partition(" at ")
     assert what.startswith("it goes by values")
@@ -90,7 +90,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("name", [f"{name}, {precision}" for name, precision in COMPARED])
-def test_a_simulated_step_of_the_cpu_takes_the_operations_and_the_memory_of_a_real_one(name, judged):
+def test_simulated_cpu_step_equals_real_costs(name, judged):
     found = judged("cpu")[name]
     assert found["plan"] == found["real"]
     assert found["planned_bytes"] == pytest.approx(found["real_bytes"], rel=0.05)

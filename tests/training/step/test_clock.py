@@ -83,19 +83,19 @@ def test_parts_make_up_the_whole(time):
     assert min(thirds) >= 12, "spread over the run"
 
 
-def test_what_first_steps_take_beyond_others_is_apart(time):
+def test_first_steps_extra_time_is_separate(time):
     times, _ = train(time, Steps(time, 500, warm=99.0))
     assert times.warm_seconds == pytest.approx(99.0)
     assert times.parts["metrics"] == pytest.approx(250)
 
 
-def test_first_steps_of_epochs_count_as_often_as_they_are(time):
+def test_first_steps_of_epochs_count_once_each(time):
     times, _ = train(time, Steps(time, 20, first=10.0), epochs=100)
     assert times.parts["data"] == pytest.approx(2000 + 99 * 10, rel=0.02)
     assert times.parts["forward"] == pytest.approx(1000, rel=0.02)
 
 
-def test_a_training_that_may_end_early_is_clocked_from_the_start(time):
+def test_training_with_early_end_is_timed_throughout(time):
     _, called = train(time, Steps(time, 20_000), max_seconds=5.0)
     assert sum(step < 1000 for step in called) >= 15 and 40 <= len(called) <= 120
     _, called = train(time, Steps(time, 20_000))

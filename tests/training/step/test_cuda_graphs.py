@@ -63,7 +63,7 @@ def test_the_same_as_step_by_step(device, name):
     assert repeated.warmed >= WARM_UPS and repeated.replayed > 0
 
 
-def test_several_steps_a_replay_and_one_graph_for_each_kind(device):
+def test_graph_per_kind_replays_several_steps(device):
     repeated = Repeated()
     found = trained(device, repeater=GraphSteps(repeated), limits={"num_epochs": 6})
     assert found["steps"] == 6 * 38  # 37 whole batches and one of 2 rows
@@ -85,13 +85,13 @@ def test_a_windows_rates_come_over_at_once(device, monkeypatch):
     check(found, trained(device, **settings), device, "a schedule")
 
 
-def test_an_optimizer_that_needs_the_host_is_refused(device):
+def test_optimizer_that_needs_host_is_refused(device):
     with pytest.raises(RunnerError) as caught:
         trained(device, repeater=GraphSteps(Repeated()), optimizer=partial(torch.optim.RMSprop, lr=0.01))
     assert "RMSprop" in str(caught.value) and "optimizer=adam" in str(caught.value)
 
 
-def test_a_schedule_of_more_than_rates_is_refused(device):
+def test_schedule_of_more_than_rates_is_refused(device):
     with pytest.raises(RunnerError) as caught:
         trained(
             device, repeater=GraphSteps(Repeated()), schedule=lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200)
@@ -108,7 +108,7 @@ def fail_to_capture(error):
     trained(torch.device("cpu"), repeater=GraphSteps(repeated))
 
 
-def test_a_step_that_needs_the_host_is_told():
+def test_step_that_needs_host_is_reported():
     with pytest.raises(RunnerError) as caught:
         fail_to_capture(RuntimeError("operation not permitted when stream is capturing\nmore"))
     assert "not permitted when stream is capturing;" not in str(caught.value)
@@ -153,7 +153,7 @@ def reads():
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_a_capture_that_fails_raises_what_the_step_raised_on_the_stream_that_was(monkeypatch):
+def test_failed_capture_raises_steps_error_restores_stream(monkeypatch):
     cuda = FakeCuda(monkeypatch)
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         cuda_graphs().capture(reads)
@@ -192,7 +192,7 @@ def test_a_capture_destroys_no_dead_graph(run, monkeypatch):
         (lambda: torch.rand(2), "torch's CPU generator"),
     ],
 )
-def test_a_draw_on_the_host_is_not_frozen_into_a_graph(draw, name, monkeypatch):
+def test_host_random_draw_is_not_captured(draw, name, monkeypatch):
     FakeCuda(monkeypatch)
     graphs = cuda_graphs()
     with pytest.raises(CannotTraceError, match=name) as raised:
@@ -204,12 +204,12 @@ def test_a_draw_on_the_host_is_not_frozen_into_a_graph(draw, name, monkeypatch):
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
 )
-def test_a_capture_without_memory_is_no_step_that_needs_the_host(error):
+def test_capture_out_of_memory_raises_unchanged(error):
     with pytest.raises(type(error), match="out of memory"):
         fail_to_capture(error)
 
 
-def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch):
+def test_resumed_graph_run_has_right_first_rates(monkeypatch):
     """The optimizer's step computes with 0.01 in 64 bits, and the kernels of the other steps with 0.01 in 32 bits."""
     made = []
     monkeypatch.setattr(
@@ -235,7 +235,7 @@ def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch
     assert made == [1, 0]
 
 
-def test_the_first_step_on_a_gpu_has_rates_of_32_bits(monkeypatch):
+def test_first_gpu_step_has_float32_rates(monkeypatch):
     seen = []
     graphed = OnDevice.__new__(OnDevice)
     graphed._device = torch.device("cuda:0")

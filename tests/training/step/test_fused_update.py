@@ -82,9 +82,9 @@ def assert_same(ours: Net, theirs: Net, optimizer, other) -> None:
 @pytest.mark.parametrize("name", [*DIRECT, *OWN_WAY])
 @pytest.mark.parametrize("uses", ["always", "now and then", "later"])
 @pytest.mark.parametrize("joins_counts", [False, True])
-def test_the_same_to_the_bit(name, uses, joins_counts):
+def test_fused_update_is_bitwise_identical(name, uses, joins_counts):
     if uses == "later" and "momentum" in name:
-        pytest.skip("torch's own fused step fails there (2.13)")
+        pytest.skip("torch's fused step fails there (2.13)")
     make = {**DIRECT, **OWN_WAY}[name]
     with_all = {
         "always": lambda step: True,
@@ -110,7 +110,7 @@ def after_a_step(make):
 
 @pytest.mark.parametrize("name", DIRECT)
 @pytest.mark.parametrize("as_formula", [True, False])
-def test_what_is_compiled_or_captured_takes_the_same_steps(name, as_formula):
+def test_compiled_or_captured_takes_same_steps(name, as_formula):
     (ours, optimizer), (theirs, other) = after_a_step(DIRECT[name]), after_a_step(DIRECT[name])
     fixed, taken = FixedUpdate(optimizer, as_formula=as_formula), []
 
@@ -130,7 +130,7 @@ def test_what_is_compiled_or_captured_takes_the_same_steps(name, as_formula):
         torch.testing.assert_close(value, expected[key], **close)
 
 
-def test_a_rate_that_comes_back_to_what_it_was_is_set_again():
+def test_rate_returning_to_old_value_is_set():
     _, optimizer = after_a_step(DIRECT["adam"])
     fixed = FixedUpdate(optimizer, as_formula=True)
     for rate in (first := optimizer.param_groups[0]["lr"], 0.5, first):
@@ -140,7 +140,7 @@ def test_a_rate_that_comes_back_to_what_it_was_is_set_again():
 
 
 @pytest.mark.parametrize("name", OWN_WAY)
-def test_what_takes_its_steps_itself_is_not_compiled_or_captured(name):
+def test_optimizer_with_custom_step_is_not_compiled(name):
     with pytest.raises(CannotTraceError, match="takes its steps itself"):
         FixedUpdate(after_a_step(OWN_WAY[name])[1], as_formula=True)
 
@@ -164,7 +164,7 @@ def test_groups_and_schedules_are_followed(name):
     assert_same(ours, theirs, optimizer, other)
 
 
-def test_a_hook_is_heard():
+def test_optimizer_hook_is_called():
     model = net()
     optimizer, heard = DIRECT["adam"](model.parameters()), []
     optimizer.register_step_post_hook(lambda *_: heard.append(1))
@@ -172,7 +172,7 @@ def test_a_hook_is_heard():
     assert len(heard) == 6
 
 
-def test_one_that_is_heard_in_the_first_step_alone_is_not_slowed_for_good():
+def test_hook_of_first_step_does_not_slow():
     model = net()
     optimizer = DIRECT["adam"](model.parameters())
     calls, hook = counted(optimizer), optimizer.register_step_post_hook(lambda *_: None)
@@ -180,7 +180,7 @@ def test_one_that_is_heard_in_the_first_step_alone_is_not_slowed_for_good():
     assert len(calls) == 1
 
 
-def test_a_state_that_is_taken_up_goes_on():
+def test_fused_update_continues_loaded_state():
     ours, theirs = net(), net()
     optimizer, other = DIRECT["adam"](ours.parameters()), DIRECT["adam"](theirs.parameters())
     steps(theirs, other, own(other))

@@ -70,7 +70,7 @@ COMPILED = {name: SETTINGS[name] for name in ("accumulated, clipped, averaged", 
 
 
 @pytest.mark.parametrize("settings", COMPILED.values(), ids=COMPILED)
-def test_the_same_as_step_by_step_but_for_rounding(settings):
+def test_repeated_steps_equal_single_up_to_rounding(settings):
     watched = Watched()
     assert_close(trained(CPU, repeater=watched, kind=Compiling(), **settings), trained(CPU, **settings))
     assert max(watched.nums) > 5 and watched.of_host == {""}
@@ -78,7 +78,7 @@ def test_the_same_as_step_by_step_but_for_rounding(settings):
 
 
 @pytest.mark.parametrize("rates", ["a schedule", "adam"])
-def test_how_many_are_taken_at_a_time_does_not_change_a_bit(monkeypatch, rates):
+def test_steps_per_call_do_not_change_result(monkeypatch, rates):
     settings = {"kind": Compiling(), **SETTINGS[rates]}
     several = trained(CPU, repeater=Watched(), **settings)
     monkeypatch.setattr(compiled, "SECONDS_A_CALL", 0.0)
@@ -122,7 +122,7 @@ class Drawing(Classification):
     ("task", "reason"),
     [(Counting, "a number of the host"), (Following, "an attribute is another tensor"), (Drawing, "Python's random")],
 )
-def test_a_step_with_something_of_the_host_is_not_repeated(task, reason):
+def test_step_with_host_work_is_not_repeated(task, reason):
     random.seed(0)
     watched = Watched()
     ours = trained(CPU, repeater=watched, kind=Compiling(), task=task())
@@ -154,7 +154,7 @@ def test_a_graph_of_a_compiled_step(name):
         {"schedule": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200)},
     ],
 )
-def test_what_can_not_be_repeated_is_taken_step_by_step(settings):
+def test_unrepeatable_settings_step_by_step(settings):
     """No step, rate or row is lost at the change."""
     ours = trained(CPU, repeater=Watched(), kind=Compiling(), **settings)
     assert_close(ours, trained(CPU, **settings))  # one step was compiled before the schedule changed its betas
@@ -179,7 +179,7 @@ def test_schedule_that_moves_more_later_is_refused():
     assert "`train.compile=false`" in str(caught.value)
 
 
-def test_no_rate_is_lost_where_a_step_turns_out_to_have_something_of_the_host():
+def test_late_host_work_loses_no_rate():
     settings = SETTINGS["a schedule"]
     ours = trained(CPU, repeater=Watched(), kind=Compiling(), task=Counting(), **settings)
     assert_close(ours, trained(CPU, task=Counting(), **settings))
@@ -194,12 +194,12 @@ class Deciding(Classification):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # from dynamo
-def test_a_step_that_reads_is_taken_step_by_step():
+def test_reading_step_is_not_repeated():
     ours = trained(CPU, repeater=Watched(), kind=Compiling(), task=Deciding(), **SETTINGS["a schedule"])
     assert ours == trained(CPU, task=Deciding(), **SETTINGS["a schedule"])
 
 
-def test_rare_smaller_batches_are_taken_as_they_are_written():
+def test_rare_smaller_batches_are_not_compiled():
     watched = Watched()
     ours = trained(CPU, repeater=watched, kind=Compiling(usual_rows=4))
     assert_close(ours, trained(CPU))

@@ -25,7 +25,7 @@ from runner.version import PACKAGES
 CPU = torch.device("cpu")
 
 
-def test_a_batch_is_cut_by_its_rows_and_by_nothing_else():
+def test_batch_is_split_only_by_rows():
     batch = {"x": torch.arange(10).view(5, 2), "y": torch.arange(5), "scale": torch.ones(3), "name": "a"}
     parts = list(in_parts(batch, 2))
     assert [part["y"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
@@ -89,7 +89,7 @@ def test_parts_give_the_same_step(group):
         torch.testing.assert_close(one, other)  # also its buffer: the changes of a failed pass are undone
 
 
-def test_what_is_no_lack_of_memory_or_can_not_be_split_is_raised():
+def test_other_errors_and_unsplittable_batches_raise():
     with pytest.raises(torch.OutOfMemoryError):
         trained(0)
     with pytest.raises(ValueError, match="out of memory"):
@@ -155,7 +155,7 @@ class Wide(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory")
-def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder, warm):
+def test_out_of_memory_names_size_or_splits(own_folder, warm):
     (own_folder / "my_models.py").write_text(WIDE)
     (own_folder / "conf" / "model").mkdir(parents=True)
     (own_folder / "conf" / "model" / "wide.yaml").write_text("_target_: my_models.Wide\n")

@@ -36,7 +36,7 @@ def make(model, optimizer=None, name="fp32", **settings):
     )
 
 
-def test_a_step_is_the_textbooks_step_to_the_bit():
+def test_step_is_bitwise_identical_to_textbook():
     model, other = net(), net()
     inputs, targets = rows()
     values = make(model)([(inputs, targets)])
@@ -63,7 +63,7 @@ def test_accumulated_batches_count_by_their_rows(cuts):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_accumulated_batches_of_padded_tokens_count_by_their_tokens(size):
+def test_accumulated_padded_batches_weigh_by_tokens(size):
     draw = torch.Generator().manual_seed(0)
     tokens, targets = (torch.randint(5, (4, 6), generator=draw) for _ in range(2))
     targets[torch.arange(6) >= torch.tensor([6, 2, 0, 1])[:, None]] = -100
@@ -81,7 +81,7 @@ def test_accumulated_batches_of_padded_tokens_count_by_their_tokens(size):
     torch.testing.assert_close(learnt(cut), learnt([(tokens, targets)]))
 
 
-def test_a_step_in_which_nothing_counts_learns_nothing():
+def test_step_with_zero_count_learns_nothing():
     model = nn.Embedding(5, 5)
     before, nothing = model.weight.detach().clone(), (torch.ones(2, 3).long(), torch.full((2, 3), -100))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -89,7 +89,7 @@ def test_a_step_in_which_nothing_counts_learns_nothing():
     assert step([nothing, nothing])["loss"].item() == 0 and torch.equal(model.weight, before)
 
 
-def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
+def test_clipping_reports_old_norm_and_bounds_step():
     model = net()
     before = copy.deepcopy(model)
     norm = make(model, clip_grad_norm=0.01)([rows()])["grad_norm"]
@@ -98,7 +98,7 @@ def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
     assert moved.item() == pytest.approx(0.1 * 0.01, rel=1e-2)
 
 
-def test_scaled_gradients_are_clipped_by_what_they_are():
+def test_scaled_gradients_are_unscaled_before_clipping():
     """fp16's gradients are 65,536 times too large until they are unscaled; clipping before that leaves almost nothing."""
     found = {}
     for name in ("fp32", "fp16"):
@@ -128,7 +128,7 @@ def test_the_average_is_updated_after_the_step():
     torch.testing.assert_close(average.model[0].weight, (before + model[0].weight.detach()) / 2)
 
 
-def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
+def test_evaluation_counts_rows_once_keeps_training_mode():
     model = nn.Sequential(nn.Dropout(0.5), net())
     inputs, targets = rows(50)
     batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
@@ -144,7 +144,7 @@ def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
     assert not model.training
 
 
-def test_what_several_processes_measure_comes_to_the_whole_splits_values():
+def test_several_processes_evaluate_as_whole_split():
     """Each process counts its rows of a batch; with 50 rows in batches of 16, 3 processes have different numbers of them."""
     model, sums = net(), []
     batches = Resident(rows(50), batch_size=16, device=CPU, seed=0, shuffle=False)
@@ -170,7 +170,7 @@ class Reader(nn.Module):
 
 
 @pytest.mark.parametrize(("guard", "found"), [("first_step", 1), ("always", 3), ("off", 0)])
-def test_the_guard_tells_of_reads_in_the_step(guard, found):
+def test_guard_reports_reads_in_step(guard, found):
     model = Reader()
     watch = Guard(CPU, when=guard, model=model, task=Classification())
     step = watch.on(make(model), of_groups=True)
@@ -199,7 +199,7 @@ def gathering(**settings):
 
 
 @pytest.mark.parametrize("size", [60, 16, 7])
-def test_metrics_count_each_row_once_whatever_the_batches(size):
+def test_metrics_do_not_depend_on_batches(size):
     inputs, targets = rows(60)
     model, batches = net(), Resident((inputs, targets), batch_size=size, device=CPU, seed=0, shuffle=False)
     values = evaluate(model, gathering(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
@@ -208,7 +208,7 @@ def test_metrics_count_each_row_once_whatever_the_batches(size):
     assert values["right"] == pytest.approx(values["accuracy"], rel=1e-6) == pytest.approx(expected)
 
 
-def test_what_is_derived_follows_from_the_whole_split():
+def test_derived_values_are_of_whole_split():
     inputs, targets = rows(50)[0], torch.randn(50, 3)
     batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
     values = evaluate(net(), Regression(), batches.epoch(0), precision=make_precision("fp32", device=CPU))
@@ -216,7 +216,7 @@ def test_what_is_derived_follows_from_the_whole_split():
     assert values["rmse"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_task_with_dropout_of_its_own_is_measured_without_it():
+def test_task_dropout_is_off_in_evaluation():
     class Noisy(nn.Module):
         def __init__(self):
             super().__init__()

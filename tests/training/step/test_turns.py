@@ -89,7 +89,7 @@ def test_turns_share_tensors_of_each_batch(num):
     assert_same(model, other)
 
 
-def test_a_turn_that_is_not_due_keeps_its_last_values_and_its_weights():
+def test_turn_not_due_keeps_values_and_weights():
     model = gan()
     optimizer = Turns(optimizers(model), {"critic": 1, "generator": 2})
     step = make_step(model, Adversarial(), optimizer=optimizer, precision=FP32, clip_grad_norm=1.0)
@@ -105,7 +105,7 @@ def test_a_turn_that_is_not_due_keeps_its_last_values_and_its_weights():
     assert step([third])["loss_generator"] is not before["loss_generator"]
 
 
-def test_its_state_goes_on_in_other_optimizers_to_the_bit():
+def test_turns_state_resumes_in_new_optimizers():
     whole, first = gan(), gan()
     expected = in_turns(whole, batches(7), every=3)
     optimizer = Turns(optimizers(first), {"critic": 1, "generator": 3})
@@ -133,7 +133,7 @@ def test_a_schedule_moves_the_rates_of_all():
     assert [each.param_groups[0]["lr"] for each in optimizer.each.values()] == [0.05, 0.005]
 
 
-def test_accumulated_batches_count_as_one_in_each_turn():
+def test_turns_accumulated_batches_count_as_one():
     model, other = gan(), gan()
     (whole,) = batches(1)
     halves = [(half,) for half in whole[0].split(16)]

@@ -133,7 +133,7 @@ def train_all(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
-def test_training_gives_the_cpus_numbers_and_reads_nothing(device, name):
+def test_simulated_training_equals_cpu_without_reads(device, name):
     there, here = results(device)["train_all"][name], results("cpu")["train_all"][name]
     assert there["devices"] == ["cuda:1" if device == "cuda:1" else "mps:0"]
     assert there["reads"] == here["reads"] == []
@@ -181,7 +181,7 @@ def read_everything(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_read_is_named_on_a_device_as_on_the_cpu(device):
+def test_simulated_read_is_named(device):
     there, here = list(results(device)["read_everything"]), list(results("cpu")["read_everything"])
     assert [len(found) for found in here] == [1] * 11 + [0] + [1] * 3 + [0] + [1] * 5 + [0]
     # x[mask] = 0 differs: C++ converts the 0 to a tensor on the host for CUDA, and on the device for MPS
@@ -232,7 +232,7 @@ def test_cuda_keeps_its_rules():
     assert broken["a copy"]
 
 
-def test_mps_has_no_float64_and_not_every_kernel(monkeypatch):
+def test_simulated_mps_lacks_float64_and_kernels(monkeypatch):
     broken = results("mps")["break_rules"]
     for name in ("float64", "model in float64"):
         assert "the MPS framework doesn't support float64" in broken[name]
@@ -243,7 +243,7 @@ def test_mps_has_no_float64_and_not_every_kernel(monkeypatch):
     assert run_simulated("mps", break_rules)["no kernel"] == "passed"
 
 
-def test_the_wheels_list_tells_what_mps_has():
+def test_mps_kernels_are_from_wheels_list():
     has = ["mm", "add.Tensor", "_fused_adamw_", "native_dropout", "linear", "stack.out", "_foreach_lerp_.Scalar"]
     assert all(map(has_mps_kernel, [*has, "embedding_renorm_", "not_in_the_list"]))
     assert not any(map(has_mps_kernel, ["poisson", "_ctc_loss", "take", "heaviside", "_fused_adagrad_"]))
@@ -337,7 +337,7 @@ def stream(device):
     return seen, [row for window in windows for row in window.values.tolist()]
 
 
-def test_loaders_and_the_metric_buffer_give_the_cpus_batches_and_rows():
+def test_simulated_loaders_and_buffer_equal_cpu():
     seen, written = results("cpu")["stream"]
     assert seen[:7] == seen[7:]
     assert len(written) == 14
@@ -400,14 +400,14 @@ def as_a_script(device, file):
     return said.getvalue(), end.value.code
 
 
-def test_a_program_runs_under_the_device_as_it_is(tmp_path):
+def test_program_runs_unchanged_under_simulated_device(tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAM)
     done = simulated_command("cuda:1", "-m", "mine", "-m", "a=1", cwd=tmp_path)
     assert (done.stdout, done.returncode) == ("['-m', 'a=1'] cuda:0\n", 3), done.stderr
     assert run_simulated("cuda:1", as_a_script, str(tmp_path / "mine.py")) == [done.stdout, 3]
 
 
-def test_a_failure_over_there_is_told_here():
+def test_simulators_child_failure_is_raised():
     with pytest.raises(AssertionError, match="ZeroDivisionError: division by zero"):
         run_simulated("cpu", fail)
 
@@ -416,7 +416,7 @@ def fail(device):
     return 1 / 0
 
 
-def test_all_are_forks_of_one_process_which_a_broken_one_does_not_harm():
+def test_zoo_broken_fork_does_not_affect_others():
     first = run_simulated("cpu", parent)
     with pytest.raises(RuntimeError, match="without an answer"):
         run_simulated("mps", break_off)
@@ -431,7 +431,7 @@ def break_off(device):
     os.abort()
 
 
-def test_the_private_parts_of_torch_that_this_stands_on_are_there():
+def test_private_torch_names_of_simulator_exist():
     """If torch changes one, this test names it; the tests above show the effect."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     for symbol in (GUARDS, ADD_GUARD):
@@ -496,7 +496,7 @@ assert torch.backends.cudnn.enabled is before
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where libc10 lies")
 @pytest.mark.parametrize("device", ["cuda:3", "mps"])
-def test_a_torch_built_for_cuda_is_asked_for_no_gpu(device):
+def test_simulator_with_cuda_torch_needs_no_gpu(device):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "LD_DEBUG": "libs"}
     command = [sys.executable, "-c", REGISTERED, device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
