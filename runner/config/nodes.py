@@ -25,7 +25,7 @@ from runner.errors import RunnerError
 #: settings of every model, optimizer and schedule, as conf/base.yaml has them; a target with an argument of the same name gets
 #: the argument where its value is another one
 USUAL: dict[str, dict[str, Any]] = {
-    "model": {"weights": None, "strict": True, "freeze": []},
+    "model": {"weights": None, "strict": True, "freeze": [], "head_only": False, "lora": None},
     "optimizer": {"groups": [], "no_decay": None, "turns": None},
     "scheduler": {"interval": None},
 }

@@ -46,6 +46,17 @@ TURN: Rule = {"type": "object", "properties": {"params": _one_or_more(TEXT), "ev
 TURNS: Rule = {"type": "object", "propertyNames": {"pattern": r"^[^\W\d]\w*$"}, "additionalProperties": TURN}
 GROUP: Rule = {"type": "object", "properties": {"match": TEXT}, "required": ["match"]}
 KEPT: Rule = {"type": "string", "pattern": "^(every_epoch|(last|best):[1-9][0-9]*)$"}
+LORA: Rule = {
+    "type": ["object", "null"],
+    "required": ["match"],
+    "propertyNames": {"enum": ["match", "rank", "alpha", "train"]},
+    "properties": {
+        "match": _one_or_more(TEXT),
+        "rank": COUNT,
+        "alpha": {"type": "number", "exclusiveMinimum": 0},
+        "train": _one_or_more(TEXT),
+    },
+}
 FOLD: Rule = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+(/[0-9]+)?$"}]}
 SAMPLERS: list[Rule] = [
     {"enum": ["balanced"]},
@@ -163,6 +174,10 @@ class ModelKeys:
     weights: str | None = MISSING
     strict: bool = MISSING
     freeze: Any = _value("a pattern of names, or a list of them", "[encoder]", **PATTERNS)
+    head_only: bool = MISSING
+    lora: Any = _value(
+        "null or {match: PATTERN, rank: N, alpha: NUMBER, train: PATTERN}", "{match: blocks, rank: 8}", **LORA
+    )
 
 
 @dataclass

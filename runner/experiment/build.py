@@ -53,10 +53,11 @@ from runner.models.whole import check_module, check_trains, has_lazy, know_shape
 from runner.tasks.checks import check_turns, shares_tensors, trains_nothing
 from runner.tasks.metric_names import is_rising
 from runner.tasks.regression import Regression
+from runner.training import lora
 from runner.training.carried_state import CarriedState
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.loop import Best
-from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_closure
+from runner.training.optimizer import AveragedWeights, Turns, below_the_head, freeze, wants_closure
 from runner.training.parts import Hook, Parts
 from runner.training.recompute import recompute
 from runner.training.schedule import Schedule
@@ -202,7 +203,9 @@ def _build_model(
     path, weights = shared.get("weights"), ""
     if path is not None and (not is_resumed or exists(Path(str(path)))):
         weights = load_weights(inner, str(path), strict=shared.get("strict", True))
-    freeze(inner, _patterns(shared.get("freeze")))
+    if shared.get("lora"):
+        lora.add_lora(inner, **shared["lora"])
+    freeze(inner, _patterns(shared.get("freeze")) + (below_the_head(inner) if shared.get("head_only") else []))
     if cfg.train.recompute:
         recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
     return model, task, weights
@@ -293,9 +296,12 @@ def _patterns(value: Any) -> list[str]:
 
 def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessing) -> Card:
     shown = secrets.for_display(cfg)
-    node = getattr(_inner(model)[0], "made_anywhere", None)  # of a model that was fetched by name
+    own, settings = split_settings(shown["model"], "model")
+    node = getattr(_inner(model)[0], "made_anywhere", None) or own  # the first: of a model that was fetched by name
+    if settings.get("lora"):
+        node = {"_target_": lora.NODE, "model": node, **settings["lora"]}
     return Card(
-        model=with_preprocessing(node or split_settings(shown["model"], "model")[0], around),
+        model=with_preprocessing(node, around),
         task=shown["task"],
         reader=source.reader,
         classes=source.classes,

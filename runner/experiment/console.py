@@ -228,7 +228,9 @@ def describe_parts(settings: Settings, parts: Parts) -> Iterator[tuple[str, str]
     for note in parts.source.notes:
         yield (row("data", note),) * 2
     precision = settings.train.precision
-    model = row("model", f"{settings.model}: {parts.num_parameters:,} parameters, {precision}")
+    trained = parts.num_trained if parts.num_trained < parts.num_parameters else None
+    shown = f"{settings.model}: {parts.num_parameters:,} parameters{f' ({trained:,} trained)' if trained else ''}"
+    model = row("model", f"{shown}, {precision}")
     details = [words for words in (parts.layout, parts.threads) if words]
     yield ", ".join([model, *(words.partition(" (")[0] for words in details)]), ", ".join([model, *details])
     if note := precision_note(parts.device, precision):

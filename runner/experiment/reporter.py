@@ -47,6 +47,7 @@ from runner.tracking.journal import Journal, Points, UnsyncedError
 from runner.tracking.journal_reader import read_measured, read_series
 from runner.tracking.mlflow_model import leave_graph
 from runner.tracking.publisher import Publisher
+from runner.training import lora
 from runner.training.checkpoint import read_kept
 from runner.training.hooks import HookValues
 from runner.training.metric_buffer import Window
@@ -337,7 +338,9 @@ def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: l
         step: The step of its weights.
         dataset: Name and digest (None: unknown).
     """
-    node = card.model["model"] if card.model.get("_target_") == PREPARED else card.model
+    node = card.model
+    while node.get("_target_") in (PREPARED, lora.NODE):
+        node = node["model"]
     return {
         "name": f"{str(node.get('_target_')).rsplit('.', 1)[-1].lower()}-{card.data}",
         "node": card.model,

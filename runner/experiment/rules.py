@@ -99,6 +99,9 @@ RULES = (
     # compiled steps
     Rule({**RECOMPUTE, **COMPILE}, REPLAYED, f"{EAGER} train.recompute=[]"),
     Rule({**COMPILE, **GUARDED}, "the guard watches single operations, and a compiled step has none", FIRST_STEP),
+    # what is trained
+    Rule({"model.head_only": True, "model.lora": is_set},
+         "`model.lora` freezes the head, unless its `train` names it", "model.head_only=false model.lora=null"),
     # float64
     Rule({**FP64, **GRAPH}, "a captured step reads its rates as 32-bit numbers", NO_GRAPH),
     Rule({**FP64, "data.augment": is_set}, "augmented images are float32", "data.augment=null"),

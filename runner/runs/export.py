@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from runner.runs.find import find_trained
 from runner.runs.inputs import example as example_of
 from runner.runs.load import Trained, open_on_cpu
 from runner.tasks.task import Predicting, is_predicting
+from runner.training.lora import adapted, merge, merged_node
 
 FOLDER = "exports"
 ABOUT = "about.json"  # in a model's directory; FILE.json next to a file
@@ -103,14 +105,26 @@ def export(arguments: Arguments) -> dict[str, Any]:
     return {**report, "path": str(target)}
 
 
+def _merged(trained: Trained) -> Trained:
+    if not any(adapted(trained.model)):
+        return trained
+    card = replace(trained.card, model=merged_node(trained.card.model))
+    return replace(trained, model=merge(copy.deepcopy(trained.model)), card=card)
+
+
 def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -> dict[str, Any]:
-    """Write, check, then rename; return the description next to the model. Raises: RunnerError."""
+    """Write, check, then rename; return the description next to the model. Raises: RunnerError.
+
+    LoRA's matrices are merged into the weights; the result is checked against the model as it was trained.
+    """
+    original: nn.Module = trained.model
+    trained = _merged(trained)
     module: nn.Module = trained.model
     if predictions:
         if not is_predicting(trained.task) or form == "safetensors":
             why = "weights contain no computation" if form == "safetensors" else "the run's task defines no predictions"
             raise RunnerError.of("--predictions", why, "remove `--predictions`")
-        module = WithPredictions(trained.model, trained.task).eval()
+        original, module = (WithPredictions(each, trained.task).eval() for each in (original, module))
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
         rows = map_tensors(rows, lambda tensor: torch.cat([tensor, tensor]))
@@ -120,7 +134,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
         rows = _ordered(module, rows, asked)
         with export_formats.explained(asked, fix):
             compute = FORMS[form][1](trained, module, rows, made)
-            checked = None if compute is None else _checked(module, compute, rows, asked=asked, fix=fix)
+            checked = None if compute is None else _checked(original, compute, rows, asked=asked, fix=fix)
             report = _about(trained, form, module, rows, checked, predictions=predictions)
         _about_file(made).write_text(json.dumps(report, indent=2) + "\n")
         if target.is_dir():

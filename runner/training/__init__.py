@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 #: the public names: what configurations and other programs may name
 if TYPE_CHECKING:
+    from runner.training.lora import add_lora as add_lora
     from runner.training.muon import Muon as Muon
     from runner.training.schedule import warmup_cosine as warmup_cosine
 else:

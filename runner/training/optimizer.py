@@ -180,6 +180,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             _stay_in_eval(norm)
 
 
+def below_the_head(model: nn.Module) -> list[str]:
+    """Return the names of all parameters but those of the last layer that has any."""
+    names = [name for name, _ in model.named_parameters()]
+    head = names[-1].rpartition(".")[0] if names else ""
+    return [name for name in names if name.rpartition(".")[0] != head]
+
+
 def _stay_in_eval(module: nn.Module) -> None:
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"train": lambda self, mode=True: kind.train(self, False)})

@@ -75,3 +75,7 @@ class Parts:
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def num_trained(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)

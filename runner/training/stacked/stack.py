@@ -64,7 +64,8 @@ class ModelAndTask(nn.Module):
 class ModelStack:
     """The stacked weights and buffers of some members, and their forward pass.
 
-    parameters, buffers: By name, (M, ...). The weights are copied once.
+    parameters, buffers: By name, (M, ...). The weights are copied once. Frozen weights that are equal are not stacked: all
+    members have the memory of the first, and compute with it at once.
 
     Raises:
         CannotStackError: For models of different shapes.
@@ -102,6 +103,10 @@ def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for name in dict.fromkeys(name for named in each for name in named):
         tensors = [named[name] for named in each if name in named]
         first = tensors[0]
+        if _are_shared(tensors, len(each)):
+            for tensor in tensors:
+                tensor.data = first.data
+            continue
         if len(tensors) < len(each) or any((own.shape, own.dtype) != (first.shape, first.dtype) for own in tensors):
             raise CannotStackError(f"their weights differ in shape ({name.removeprefix('model.')})")
         together = _as_laid_out([tensor.detach() for tensor in tensors])
@@ -109,6 +114,13 @@ def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             tensor.data = own
         found[name] = together.requires_grad_(first.requires_grad)
     return found
+
+
+def _are_shared(tensors: Sequence[Tensor], num_members: int) -> bool:
+    if len(tensors) < num_members or any(own.requires_grad or not isinstance(own, nn.Parameter) for own in tensors):
+        return False
+    first = tensors[0]
+    return all(own.shape == first.shape and own.dtype == first.dtype and torch.equal(own, first) for own in tensors)
 
 
 def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
