@@ -15,6 +15,7 @@ from runner.experiment.rules import RULES, Situation
 HOLDING = {
     "closure_optimizer": "LBFGS",
     "train.recompute": ["blocks.*"],
+    "model.lora": {"match": "hidden"},
     "data.augment": {"flip": True},
     "optimizer.turns": {"a": {"params": "hidden"}, "b": {"params": "output"}},
     "optimizer.groups": [{"match": "bias", "lr": 1}],
