@@ -5,7 +5,7 @@ import pytest
 from runner.tracking.ack import FILE, Ack, read_ack, write_ack
 
 
-def test_it_comes_back_as_it_was(folder):
+def test_ack_is_read_as_written(folder):
     ack = Ack(offset=0, points_written=7, run_id="r", postponed=({"kind": "artifact", "path": "p"},), warnings=("w",))
     write_ack(folder, ack)
     assert read_ack(folder) == ack
@@ -13,7 +13,7 @@ def test_it_comes_back_as_it_was(folder):
     assert [path.name for path in (folder / "journal").iterdir()] == ["ack.json"]
 
 
-def test_pending_points_are_counted_when_it_is_read(folder, journal, write):
+def test_ack_read_counts_pending_points(folder, journal, write):
     write.rows(journal, 1, 10)
     middle = journal.path.stat().st_size
     write.rows(journal, 11, 5)
@@ -25,7 +25,7 @@ def test_pending_points_are_counted_when_it_is_read(folder, journal, write):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"offset": 1, "unknown": 2, "postponed": [], "warnings": []}'])
-def test_an_unreadable_file_counts_as_none(folder, text):
+def test_unreadable_ack_counts_as_empty(folder, text):
     (folder / "journal").mkdir()
     (folder / FILE).write_text(text)
     assert read_ack(folder) == Ack()
@@ -43,5 +43,5 @@ def test_an_unreadable_file_counts_as_none(folder, text):
         (Ack(run_id="r", ended=True, postponed=({},)), "ended", False),
     ],
 )
-def test_its_state_is_one_word(ack, state, is_complete):
+def test_ack_state_is_one_name(ack, state, is_complete):
     assert (ack.state, ack.is_complete) == (state, is_complete)

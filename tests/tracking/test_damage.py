@@ -130,7 +130,7 @@ def check_going_on(folder, damaged, expected):
 
 
 @pytest.mark.parametrize("how", [flip, zeros, cut, lose])
-def test_wherever_it_is_damaged_the_rest_is_read_and_the_loss_is_told(how, folder, whole, monkeypatch, caplog):
+def test_damaged_journal_reads_rest_and_reports_loss(how, folder, whole, monkeypatch, caplog):
     data, records = whole
     monkeypatch.setattr("runner.tracking.journal._sync", lambda fd: None)
     screen = Screen()
@@ -157,7 +157,7 @@ def test_wherever_it_is_damaged_the_rest_is_read_and_the_loss_is_told(how, folde
     assert num_refused < 10 and (num_behind > 50 or how is cut)
 
 
-def test_what_is_missing_of_a_record_in_the_middle_is_told_in_bytes(folder, whole):
+def test_missing_part_of_record_reports_bytes(folder, whole):
     data, records = whole
     lost = records[7]
     (folder / FILE).write_bytes(data[: lost.end - 1] + b"?" + data[lost.end :])
@@ -172,7 +172,7 @@ def test_what_is_missing_of_a_record_in_the_middle_is_told_in_bytes(folder, whol
     ]
 
 
-def test_a_record_that_is_just_being_written_is_no_damage(folder, monkeypatch):
+def test_record_being_written_is_not_damage(folder, monkeypatch):
     """A reader that finds half a record, and then the complete next one, reads both."""
     first, second = encode_points(("a",), [1], [1], [[1.0]]), encode_points(("a",), [2], [2], [[2.0]])
     path = folder / FILE
@@ -188,7 +188,7 @@ def test_a_record_that_is_just_being_written_is_no_damage(folder, monkeypatch):
     assert [record.data.steps.tolist() for record in scan(path)] == [[1], [2]]
 
 
-def test_long_damage_is_searched_to_its_end(folder, monkeypatch):
+def test_long_damage_is_searched_completely(folder, monkeypatch):
     monkeypatch.setattr(journal_records, "SEARCHED_BYTES", 16)
     path = folder / FILE
     path.parent.mkdir()
@@ -197,7 +197,7 @@ def test_long_damage_is_searched_to_its_end(folder, monkeypatch):
         assert [record.kind for record in scan(path)] == ["a", "b"], length
 
 
-def test_a_second_torn_tail_takes_no_earlier_ones_place(folder):
+def test_second_torn_tail_keeps_the_first(folder):
     with Journal(folder) as journal:
         journal.event("a")
     for tail in (b"one", b"two"):
@@ -207,7 +207,7 @@ def test_a_second_torn_tail_takes_no_earlier_ones_place(folder):
     assert {path.read_bytes() for path in (folder / "journal").glob("torn-*.bin")} == {b"one", b"two"}
 
 
-def test_what_the_store_has_of_records_that_are_gone_counts_for_nothing(folder, whole, caplog):
+def test_ack_of_lost_records_is_discarded(folder, whole, caplog):
     data, records = whole
     write_ack(folder, Ack(offset=len(data), run_id="r", uid="u1"))
     (folder / FILE).write_bytes(data[: records[-3].offset])
@@ -217,7 +217,7 @@ def test_what_the_store_has_of_records_that_are_gone_counts_for_nothing(folder, 
         assert said in caplog.text and read_ack(folder).offset == 0
 
 
-def test_a_damaged_acknowledgement_is_what_it_was_or_none(folder, whole):
+def test_damaged_ack_is_unchanged_or_empty(folder, whole):
     before = Ack(
         offset=len(whole[0]) - 100, points_written=170, uri="sqlite:////mlflow.db", uid="u1", run_id="0" * 32,
         experiment_id="1", ended=True, postponed=({"kind": "artifact", "path": "p"},), warnings=("w",),
@@ -264,7 +264,7 @@ def damage(folder, number):
 RESUME = ["resume", "outputs/a/run", "train.num_epochs=3", "tracking.enabled=false"]
 
 
-def test_sync_and_resume_go_around_damage_in_the_middle_and_say_so(trained, uri, client, write, capfd, caplog):
+def test_sync_and_resume_skip_and_report_damage(trained, uri, client, write, capfd, caplog):
     all_points = read_points(trained)
     number = [record.kind for record in scan(trained / FILE)].index("points")
     lost = damage(trained, number)
@@ -289,7 +289,7 @@ def test_sync_and_resume_go_around_damage_in_the_middle_and_say_so(trained, uri,
         assert [(step, value) for step, _, value in write.history(client, ack.run_id, name)] == sorted(points)
 
 
-def test_resume_refuses_a_journal_that_does_not_say_which_run_it_is(trained, capfd):
+def test_resume_without_start_record_is_refused(trained, capfd):
     damage(trained, 0)
     before = (trained / FILE).read_bytes()
     assert cli.main(RESUME) == 2
@@ -306,7 +306,7 @@ def test_resume_refuses_a_journal_that_does_not_say_which_run_it_is(trained, cap
     assert steps == list(range(steps[0], steps[0] + len(steps))) and steps[0] > 1
 
 
-def test_sync_of_a_journal_without_its_first_record(trained, uri, client, capfd, monkeypatch):
+def test_sync_without_first_record_sends_rest(trained, uri, client, capfd, monkeypatch):
     """The start record of a resumed run also identifies the run; without any, the journal can't be sent."""
     from runner.tracking import sync as module
 
@@ -330,7 +330,7 @@ def test_sync_of_a_journal_without_its_first_record(trained, uri, client, capfd,
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"somebody's data", b"RJ1\n", np.random.default_rng(0).bytes(5000)])
-def test_sync_of_what_is_no_journal_is_no_traceback(data, own_folder, uri, capfd):
+def test_sync_of_foreign_file_has_no_traceback(data, own_folder, uri, capfd):
     path = own_folder / "outputs" / "a" / FILE
     path.parent.mkdir(parents=True)
     path.write_bytes(data)

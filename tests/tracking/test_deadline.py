@@ -89,7 +89,7 @@ def trickle_head(server, near):
 
 
 @pytest.mark.parametrize("answer", [trickle_body, trickle_head])
-def test_an_answer_byte_by_byte_is_late_like_none_at_all(run, answer):
+def test_answer_byte_by_byte_times_out(run, answer):
     began = time.monotonic()
     with OddServer(answer) as server:
         ack = sync(run, server.uri, grace_seconds=0.5)
@@ -97,7 +97,7 @@ def test_an_answer_byte_by_byte_is_late_like_none_at_all(run, answer):
     assert time.monotonic() - began < 15 and len(server.lines) == 1
 
 
-def test_no_more_is_read_than_an_answer_can_have(run):
+def test_huge_answer_is_read_to_the_limit(run):
     sent = 0
 
     def blanks(server, near):
@@ -113,7 +113,7 @@ def test_no_more_is_read_than_an_answer_can_have(run):
     assert 32 <= sent < 64
 
 
-def test_the_end_of_a_run_waits_for_one_request_and_its_grace(run):
+def test_run_end_waits_one_request_and_grace(run):
     with OddServer(trickle_body) as server, Publisher.start(run, server.uri, grace_seconds=1) as publisher:
         began = time.monotonic()
         ack = publisher.finish()
@@ -121,7 +121,7 @@ def test_the_end_of_a_run_waits_for_one_request_and_its_grace(run):
     assert ack.error == f"{server.uri} does not answer in time" and ack.points_pending == 10
 
 
-def test_files_take_as_long_as_they_move():
+def test_file_transfer_in_progress_has_no_deadline():
     def slowly(server, near):
         if server.lines[-1].startswith("PUT"):
             left = 32 << 20
@@ -144,7 +144,7 @@ def test_files_take_as_long_as_they_move():
             assert b"".join(got.iter_content(8)) == b"x" * 20
 
 
-def test_afterwards_mlflow_is_as_it_was():
+def test_settings_restore_the_session_of_mlflow():
     from mlflow.utils import request_utils
 
     before = request_utils.TCPKeepAliveHTTPAdapter
@@ -156,7 +156,7 @@ def test_afterwards_mlflow_is_as_it_was():
 
 
 @pytest.mark.parametrize("body", [b"{}", b""])
-def test_a_server_that_says_yes_to_everything_is_asked_a_few_times(run, body):
+def test_server_without_ids_gets_few_requests(run, body):
     def agree(server, near):
         near.sendall(HEAD % len(body) + body)
 

@@ -15,9 +15,7 @@ WORDS = (
 )
 
 
-def test_the_environments_experiment_is_taken_and_a_deleted_one_is_told_on_the_screen(
-    own_folder, uri, client, monkeypatch, capfd
-):
+def test_deleted_experiment_from_environment_is_reported(own_folder, uri, client, monkeypatch, capfd):
     experiment_id, _ = mlflow_store.experiment_of(client, "team/from env", uri=uri)
     client.delete_experiment(experiment_id)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "team/from env")

@@ -1,6 +1,7 @@
 """Whole runs with faults between them and a real `mlflow server`: each ends well, and everything arrives once."""
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -65,8 +66,6 @@ def sync_all(uri):
 
 def check_page(store, *, status="FINISHED", refused=()):
     """Check that everything in the journal is in the store, once and unchanged. Returns MLflow's run."""
-    from runner.tracking.mlflow_store import open_store
-
     client = open_store(store)
     events = read_events(FOLDER)
     starts = [event for event in events if event["kind"] == "start"]
@@ -105,7 +104,7 @@ def check_model(client, run):
     assert measured["test/loss"][0] == run.data.metrics["test/loss"]
 
 
-def test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost(own_folder, proxy, server):
+def test_model_after_lost_answers_exists_once(own_folder, proxy, server):
     met = set()
 
     def lost_once(request):
@@ -122,20 +121,12 @@ def test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request
     check_model(open_store(server.uri), check_page(server.uri))
 
 
-@pytest.mark.parametrize("faults", [("drop", "lost"), ("delay", "slow"), ("500", "503")], ids="-".join)
-def test_everything_arrives_once_whatever_the_requests_meet(faults, own_folder, proxy, server):
-    proxy.choose = at_random(1, *faults, share=0.3)
-    train(proxy.uri)
-    sync_all(proxy.uri)
-    assert sum(map(proxy.met.get, faults)) > 2, proxy.met
-    check_page(server.uri)
-
-
-def test_all_faults_mixed_everything_arrives_once(own_folder, proxy, server):
-    proxy.choose = at_random(0, *FAULTS, share=0.25)
+def test_mixed_faults_send_everything_once(own_folder, proxy, server):
+    faults = itertools.chain(*((fault, "pass", "pass") for fault in 2 * FAULTS), itertools.repeat("pass"))
+    proxy.choose = lambda request: next(faults)
     train(proxy.uri, "tracking.log_model=true")
     sync_all(proxy.uri)
-    assert sum(proxy.met[fault] for fault in FAULTS) > 1, proxy.met
+    assert all(proxy.met[fault] for fault in FAULTS), proxy.met
     run = check_page(server.uri)
     check_model(open_store(server.uri), run)
     proxy.choose = passing
@@ -144,7 +135,7 @@ def test_all_faults_mixed_everything_arrives_once(own_folder, proxy, server):
     assert read_ack(FOLDER) == before and check_page(server.uri).to_dictionary() == run.to_dictionary()
 
 
-def test_a_server_of_mlflow_2_gets_all_but_the_model_and_the_run_is_complete(own_folder, proxy, server):
+def test_mlflow_2_server_gets_everything_except_models(own_folder, proxy, server):
     proxy.choose = lambda request: "unknown" if "logged-models" in request.line else "pass"
     train(proxy.uri, "tracking.log_model=true")
     ack = read_ack(FOLDER)
@@ -156,7 +147,7 @@ def test_a_server_of_mlflow_2_gets_all_but_the_model_and_the_run_is_complete(own
     check_page(server.uri)
 
 
-def test_one_refused_point_and_one_refused_param_are_set_aside_and_nothing_else(own_folder, proxy, server):
+def test_refused_point_and_param_are_left_out(own_folder, proxy, server):
     proxy.choose = lambda request: (
         "refuse" if request.holds("train/loss", 7) or request.holds("train.batch_size") else "pass"
     )
@@ -170,7 +161,7 @@ def test_one_refused_point_and_one_refused_param_are_set_aside_and_nothing_else(
     check_page(server.uri, refused={("train/loss", 7), "train.batch_size"})
 
 
-def test_sync_sends_all_to_a_server_that_was_down(own_folder, proxy, server, uri, capfd):
+def test_sync_after_outage_sends_everything(own_folder, proxy, server, uri, capfd):
     proxy.go_down()
     train(proxy.uri)
     assert read_ack(FOLDER).run_id is None and read_ack(FOLDER).points_pending == sum(
@@ -191,7 +182,7 @@ def test_sync_sends_all_to_a_server_that_was_down(own_folder, proxy, server, uri
     assert (again.info.status, again.info.end_time) == (first.info.status, first.info.end_time)
 
 
-def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_folder, proxy, server, warm):
+def test_killed_run_is_synced_and_resumed(own_folder, proxy, server, warm):
     words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "train.checkpoint_every_steps=20"]
     # slow, to limit the number of steps to check
     words += ["tracking.points=all", "model.hidden_sizes=[1024,1024]"]
@@ -204,8 +195,6 @@ def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_fol
         finally:
             process.kill()
     assert not psutil.wait_procs(children, timeout=LONGEST)[1]
-    from runner.tracking.mlflow_store import open_store
-
     run_id = read_ack(FOLDER).run_id
     assert open_store(server.uri).get_run(run_id).info.status == "RUNNING"
     proxy.choose = at_random(5, "lost", "drop", share=0.2)

@@ -166,7 +166,7 @@ def test_uploader_of_a_sweep_does_not_rest(pipe):
 # One run ------------------------------------------------------------------------------------------------------------
 
 
-def test_journal_is_looked_at_until_the_training_ends(runs, pipe):
+def test_journal_is_read_until_training_ends(runs, pipe):
     upload, line = runs.add("sweep"), pipe.line()
     runs.start(line)
     wait_for(lambda: upload.attempts >= 5)
@@ -283,7 +283,7 @@ def test_run_followed_before_its_journal_exists_is_sent(runs, pipe):
     assert runs.join() == 0 and upload.abandoned == 1
 
 
-def test_run_that_is_gone_is_sent_ended_and_released(runs, pipe):
+def test_run_without_process_is_ended_and_released(runs, pipe):
     first, upload = runs.add("sweep"), runs.add("a", Upload(things=5))
     runs.start(pipe.line())
     runs.say(FOLLOW, "a")
@@ -413,7 +413,7 @@ def test_run_that_another_process_keeps_is_left_to_it(runs, pipe, monkeypatch, c
     assert upload.attempts == 0 and "another process is sending this run: nothing was sent from here" in caplog.text
 
 
-def test_journal_that_can_not_be_read_fails_its_attempt(tmp_path):
+def test_unreadable_journal_fails_its_attempt(tmp_path):
     (tmp_path / "journal").mkdir()
     (tmp_path / FILE).write_bytes(encode_frame(EVENT, b"no json", num_points=0))
     upload = Upload(False)

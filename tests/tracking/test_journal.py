@@ -28,14 +28,14 @@ while True:
 """
 
 
-def test_importing_it_loads_neither_torch_nor_mlflow():
+def test_journal_import_loads_no_torch_or_mlflow():
     code = (
         "import sys, runner.tracking.journal, runner.tracking.publisher; print({'torch', 'mlflow'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_what_is_written_is_read_at_once(folder):
+def test_record_is_readable_once_written(folder):
     with Journal(folder) as journal:
         journal.event("start", uid="1")
         journal.points(("loss", "accuracy"), np.arange(2), np.arange(2), np.array([[1, 2], [3, 4]], np.float32))
@@ -43,7 +43,7 @@ def test_what_is_written_is_read_at_once(folder):
         assert read_points(folder) == {"loss": [(0, 1.0), (1, 3.0)], "accuracy": [(0, 2.0), (1, 4.0)]}
 
 
-def test_each_record_is_one_write_and_one_sync(folder, monkeypatch):
+def test_record_takes_one_write_and_sync(folder, monkeypatch):
     calls = []
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: calls.append("write") or write(fd, data))
@@ -54,14 +54,14 @@ def test_each_record_is_one_write_and_one_sync(folder, monkeypatch):
     assert calls == ["write", "sync"] * 2
 
 
-def test_it_goes_on_where_it_was(folder):
+def test_reopened_journal_continues(folder):
     for number in range(3):
         with Journal(folder) as journal:
             journal.event("start", number=number)
     assert [event["number"] for event in read_events(folder)] == [0, 1, 2]
 
 
-def test_a_torn_tail_is_cut_and_kept_beside_it(folder):
+def test_torn_tail_is_cut_and_kept(folder):
     with Journal(folder) as journal:
         journal.event("a")
         path, size = journal.path, journal.path.stat().st_size
@@ -74,7 +74,7 @@ def test_a_torn_tail_is_cut_and_kept_beside_it(folder):
     assert (path.parent / f"torn-{size}.bin").read_bytes() == b"RJ1\nhalf a record"
 
 
-def test_one_writer_at_a_time(folder, messages):
+def test_second_writer_is_refused(folder, messages):
     with Journal(folder):
         assert is_being_written(folder)
         messages(problems_of(Journal, folder, wait_seconds=0))
@@ -82,7 +82,7 @@ def test_one_writer_at_a_time(folder, messages):
     Journal(folder, wait_seconds=0).close()
 
 
-def test_another_file_is_left_alone(folder, messages):
+def test_foreign_file_is_unchanged(folder, messages):
     (folder / "journal").mkdir()
     (folder / "journal" / "journal.bin").write_bytes(b"somebody's data")
     messages(problems_of(Journal, folder))
@@ -90,7 +90,7 @@ def test_another_file_is_left_alone(folder, messages):
     assert not is_being_written(folder)
 
 
-def test_a_full_disk_says_so_and_loses_nothing(folder, monkeypatch):
+def test_full_disk_is_reported_and_loses_nothing(folder, monkeypatch):
     write = os.write
     with Journal(folder) as journal:
         journal.event("a")
@@ -103,7 +103,7 @@ def test_a_full_disk_says_so_and_loses_nothing(folder, monkeypatch):
     assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
 
 
-def test_a_journal_that_was_deleted_is_written_once_more_to_its_last_byte(folder, monkeypatch):
+def test_deleted_journal_is_written_again_completely(folder, monkeypatch):
     write = os.write
     with Journal(folder) as journal:
         journal.event("a", text="x" * 100)
@@ -139,7 +139,7 @@ def test_journal_cut_raises_once_and_continues(folder, size):
     assert [event["kind"] for event in read_events(folder)] == [*whole[: size // 33], "e"]
 
 
-def test_a_full_disk_that_can_not_even_be_cut_loses_nothing(folder, monkeypatch):
+def test_full_disk_without_truncation_loses_nothing(folder, monkeypatch):
     write = os.write
 
     def refuse(fd, size):
@@ -158,7 +158,7 @@ def test_a_full_disk_that_can_not_even_be_cut_loses_nothing(folder, monkeypatch)
     assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
 
 
-def test_a_sync_that_fails_is_told_and_the_record_stays(folder, monkeypatch):
+def test_failed_sync_is_reported_and_keeps_record(folder, monkeypatch):
     def refuse(fd):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -171,7 +171,7 @@ def test_a_sync_that_fails_is_told_and_the_record_stays(folder, monkeypatch):
     assert [event["kind"] for event in read_events(folder)] == ["a", "b"]
 
 
-def test_threads_may_share_it(folder):
+def test_threads_share_a_journal(folder):
     with Journal(folder) as journal:
 
         def write(thread):
@@ -186,7 +186,7 @@ def test_threads_may_share_it(folder):
     assert read_points(folder) == {f"t{n}": [(step, float(step)) for step in range(50)] for n in range(4)}
 
 
-def test_points_are_no_event_and_a_closed_journal_takes_nothing(folder):
+def test_closed_journal_and_points_event_are_refused(folder):
     journal = Journal(folder)
     with pytest.raises(ValueError, match="points"):
         journal.event("points")
@@ -196,7 +196,7 @@ def test_points_are_no_event_and_a_closed_journal_takes_nothing(folder):
         journal.event("a")
 
 
-def test_it_leaks_no_file(folder, open_fds):
+def test_journal_closes_its_files(folder, open_fds):
     Journal(folder).close()
     before = open_fds()
     for _ in range(5):
@@ -209,7 +209,7 @@ def test_it_leaks_no_file(folder, open_fds):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_a_killed_writer_leaves_every_point_it_told_of_and_no_lock(folder):
+def test_killed_writer_leaves_points_and_no_lock(folder):
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
     told = [int(process.stdout.readline()) for _ in range(200)]
     process.send_signal(signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_a_killed_writer_leaves_every_point_it_told_of_and_no_lock(folder):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_may_only_be_read_is_nobodys_to_write(number, tmp_path, monkeypatch):
+def test_read_only_directory_has_no_writer(number, tmp_path, monkeypatch):
     """By the error, as root may write everywhere."""
     Journal(tmp_path).close()
 

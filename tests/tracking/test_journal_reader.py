@@ -5,11 +5,11 @@ import numpy as np
 from runner.tracking.journal_reader import read_events, read_measured, read_points, read_series
 
 
-def test_a_folder_without_a_journal_has_nothing(folder):
+def test_directory_without_journal_has_no_points(folder):
     assert read_points(folder) == {} and read_events(folder) == [] and read_series(folder) == {}
 
 
-def test_points_and_events_come_in_the_order_of_writing(folder, journal):
+def test_points_and_events_keep_their_order(folder, journal):
     journal.event("start", uid="1")
     journal.points(("a", "b"), [1, 2], [10, 20], [[1, 2], [3, 4]])
     journal.points(("b",), [1], [30], [[5.5]])
@@ -25,7 +25,7 @@ def test_points_and_events_come_in_the_order_of_writing(folder, journal):
     )
 
 
-def test_a_million_points_are_read_in_seconds(folder, journal):
+def test_million_points_are_read_in_seconds(folder, journal):
     values = np.random.default_rng(0).random((10_000, 10))
     names = [f"m{number}" for number in range(10)]
     for window in range(10):
@@ -38,7 +38,7 @@ def test_a_million_points_are_read_in_seconds(folder, journal):
     assert points["m3"][-1] == (99_999, values[-1, 3])
 
 
-def test_what_the_best_weights_were_measured_by_is_of_their_step_and_of_the_test_at_the_end(folder, journal):
+def test_read_measured_has_step_and_last_test(folder, journal):
     assert read_measured(folder, 3) == {}
     for step in (3, 6, 9):
         journal.points(("train/loss",), [step], [step * 10], [[step]])

@@ -18,7 +18,7 @@ def path(tmp_path):
     return tmp_path / "journal.bin"
 
 
-def test_points_come_back_bit_for_bit(path):
+def test_points_are_read_bitwise(path):
     values = np.array([[0.1, np.nan], [np.inf, -np.inf], [np.float32(1e-45), 2.0**60]])
     path.write_bytes(encode_points(("a", "größe"), [1, 2, 2**40], [1_700_000_000_000, 1, 2], values))
     (record,) = scan(path)
@@ -28,14 +28,14 @@ def test_points_come_back_bit_for_bit(path):
     assert record.data.values.tobytes() == values.tobytes()
 
 
-def test_float32_survives_exactly(path):
+def test_float32_is_read_exactly(path):
     values = np.random.default_rng(0).random((50, 3)).astype(np.float32)
     path.write_bytes(encode_points("abc", range(50), range(50), values))
     (record,) = scan(path)
     assert (record.data.values.astype(np.float32) == values).all()
 
 
-def test_events_keep_their_fields_and_their_order(path):
+def test_events_keep_fields_and_order(path):
     path.write_bytes(encode_event("start", {"uid": "1", "params": {"a": [1, None]}}) + encode_event("end", {}))
     assert [(record.kind, record.data) for record in scan(path)] == [
         ("start", {"uid": "1", "params": {"a": [1, None]}}),
@@ -43,17 +43,17 @@ def test_events_keep_their_fields_and_their_order(path):
     ]
 
 
-def test_a_field_that_json_cannot_hold_is_an_error():
+def test_field_json_does_not_support_raises():
     with pytest.raises(TypeError, match="not JSON serializable"):
         encode_event("start", {"path": object()})
 
 
-def test_names_and_columns_must_agree():
+def test_names_without_columns_raise():
     with pytest.raises(ValueError, match="3 names for 2 columns"):
         encode_points("abc", [1], [1], [[1.0, 2.0]])
 
 
-def test_scan_goes_on_at_a_record(path):
+def test_scan_continues_at_an_offset(path):
     path.write_bytes(encode_event("a", {}) + encode_event("b", {}))
     first, second = scan(path)
     assert list(scan(path, first.end)) == [second]
@@ -62,7 +62,7 @@ def test_scan_goes_on_at_a_record(path):
         list(scan(path, second.end + 1))
 
 
-def test_a_file_cut_at_any_byte_gives_the_records_before_the_cut(path):
+def test_cut_file_has_records_before_cut(path):
     whole = [encode_event("a", {"x": 1}), encode_points("ab", [1, 2], [3, 4], [[1, 2], [3, 4]]), encode_event("b", {})]
     ends = np.cumsum([len(record) for record in whole])
     data = b"".join(whole)
@@ -74,7 +74,7 @@ def test_a_file_cut_at_any_byte_gives_the_records_before_the_cut(path):
         assert count_points(path) == (4 if expected >= 2 else 0)
 
 
-def test_no_changed_byte_goes_unseen(path):
+def test_every_changed_byte_is_detected(path):
     first, second = encode_event("a", {"x": 1}), encode_points("a", [1], [2], [[3.0]])
     for position in range(len(second)):
         damaged = bytearray(second)
@@ -83,12 +83,12 @@ def test_no_changed_byte_goes_unseen(path):
         assert [record.kind for record in scan(path)] == ["a"], position
 
 
-def test_a_length_beyond_the_file_is_not_read(path):
+def test_length_beyond_the_file_is_ignored(path):
     path.write_bytes(MAGIC + b"\1\0\0\0" + b"\xff\xff\xff\xff" + b"\0" * 8)  # claims 4 GiB
     assert list(scan(path)) == [] and count_points(path) == 0
 
 
-def test_points_are_counted_from_an_offset_on(path):
+def test_points_are_counted_from_an_offset(path):
     first = encode_points("ab", [1, 2], [3, 4], [[1, 2], [3, 4]])
     path.write_bytes(first + encode_event("e", {}) + encode_points("a", [1], [2], [[3.0]]))
     assert count_points(path) == 5
@@ -97,7 +97,7 @@ def test_points_are_counted_from_an_offset_on(path):
     assert count_points(path.with_name("none")) == 0
 
 
-def test_where_a_record_begins(path):
+def test_begins_record_knows_each_offset(path):
     assert begins_record(path, 0) and not begins_record(path, 1)
     first = encode_event("a", {})
     path.write_bytes(first + encode_event("b", {}))
@@ -105,7 +105,7 @@ def test_where_a_record_begins(path):
     assert [offset for offset in range(size + 2) if begins_record(path, offset)] == [0, len(first), size]
 
 
-def test_has_records_wants_a_whole_one(path):
+def test_has_records_ignores_an_incomplete_one(path):
     assert not has_records(path)
     path.write_bytes(encode_event("a", {})[:-1])
     assert not has_records(path)
@@ -113,7 +113,7 @@ def test_has_records_wants_a_whole_one(path):
     assert has_records(path)
 
 
-def test_another_file_is_no_journal(path):
+def test_survey_detects_a_foreign_file(path):
     path.write_bytes(b"PK\3\4 something else")
     assert survey(path).is_foreign
     path.write_bytes(b"\0" * 100)  # what a power failure may leave of the first record

@@ -172,13 +172,13 @@ with torch.no_grad():
     torch.save([model(rows[:count]) for count in (1, 2, 7)], "outputs.pt")
 predicted = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/model").predict(rows.numpy())
 assert predicted.shape == (7, 10)
+# meta tensors can't be combined with tensors on another device, like a GPU's
+assert model.to("meta")(rows.to("meta")).shape == (7, 10)
 """
 
 
 @pytest.mark.parametrize(("make", "num_rows"), [(mlp, 4), (Convolutions, 1)])
-def test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows(
-    make, num_rows, publish, client, uri, tmp_path, elsewhere
-):
+def test_model_loads_without_this_package(make, num_rows, publish, client, uri, tmp_path, elsewhere):
     rows = torch.rand(7, 1, 8, 8)
     ack, module = publish(make, rows[:num_rows])
     assert ack.is_complete and ack.warnings == ()
@@ -190,7 +190,7 @@ def test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows(
         torch.testing.assert_close(found, wanted)
 
 
-def test_it_has_a_signature_an_example_and_pinned_requirements(publish, client, tmp_path):
+def test_model_has_signature_example_and_requirements(publish, client, tmp_path):
     import mlflow
 
     ack, _ = publish(mlp, torch.rand(4, 1, 8, 8))
@@ -206,18 +206,8 @@ def test_it_has_a_signature_an_example_and_pinned_requirements(publish, client, 
     assert f"torch=={torch.__version__.split('+')[0]}" in next((tmp_path / "got").rglob("requirements.txt")).read_text()
 
 
-@pytest.mark.parametrize("make", [mlp, Convolutions])
-def test_all_of_an_exported_model_moves_to_another_device(make, publish):
-    import mlflow
-
-    ack, _ = publish(make, torch.rand(4, 1, 8, 8))
-    # can't be combined with tensors on another device, like a GPU
-    loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model").to("meta")
-    assert loaded(torch.rand(5, 1, 8, 8, device="meta")).shape == (5, 10)
-
-
 @pytest.mark.parametrize("make", [OnlyFour, Branching])
-def test_a_model_without_a_graph_for_any_number_of_rows_is_pickled(make, publish, client, tmp_path):
+def test_model_without_graph_is_pickled(make, publish, client, tmp_path):
     import mlflow
 
     ack, module = publish(make, torch.rand(4, 1, 8, 8))
@@ -229,7 +219,7 @@ def test_a_model_without_a_graph_for_any_number_of_rows_is_pickled(make, publish
 
 
 @pytest.mark.parametrize("make", [OfColumns, OfColumnsBranching])
-def test_that_of_a_table_takes_a_dataframe_with_a_graph_and_pickled(make, publish, folder):
+def test_table_model_takes_a_dataframe(make, publish, folder):
     import mlflow
     import pandas
 
@@ -251,25 +241,21 @@ def test_that_of_a_table_takes_a_dataframe_with_a_graph_and_pickled(make, publis
     assert type(mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")(rows)) is torch.Tensor
 
 
-def test_nested_inputs_are_pickled_with_their_example(publish, client):
+PAIR = {"pair": [torch.rand(3, 8)], "scale": torch.tensor(2.0)}
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "more"),
+    [(TwoInputs, {"a": torch.rand(3, 8), "b": torch.rand(3, 8)}, {}), (OfPairs, torch.rand(3, 8), PAIR)],
+)
+def test_nested_and_several_inputs_are_stored(make, inputs, more, publish):
     import mlflow
 
-    rows = {"a": torch.rand(3, 8), "b": torch.rand(3, 8)}
-    ack, module = publish(TwoInputs, rows)
-    assert ack.is_complete and ack.warnings == ()
-    torch.testing.assert_close(mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")(rows), module(rows))
-
-
-def test_forward_of_several_inputs_is_stored(publish, client):
-    import mlflow
-
-    inputs, pair, scale = torch.rand(3, 8), [torch.rand(3, 8)], torch.tensor(2.0)
-    module = OfPairs().eval()
-    example = call_of(module, lambda: module(inputs, pair, scale=scale))
-    ack, module = publish(OfPairs, example)
+    recorded = make().eval()
+    ack, module = publish(make, call_of(recorded, lambda: recorded(inputs, **more)))
     assert ack.is_complete and ack.warnings == ()
     loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")
-    torch.testing.assert_close(loaded(inputs, pair, scale=scale), module(inputs, pair, scale=scale))
+    torch.testing.assert_close(loaded(inputs, **more), module(inputs, **more))
 
 
 def test_example_of_two_tensors_has_their_names(publish):
@@ -288,7 +274,7 @@ def test_example_that_forward_refuses_is_left_out_with_help(publish):
     assert "missing 1 required positional argument: 'pair'" in warning and "tracking.log_model=false" in warning
 
 
-def test_call_of_a_custom_model_is_recorded_before_forward():
+def test_custom_call_is_recorded_before_forward():
     model = nn.Linear(2, 1)
     assert call_of(model, lambda: None) is None
     model.forward = None  # not needed
@@ -299,9 +285,7 @@ def test_call_of_a_custom_model_is_recorded_before_forward():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_model_of_the_current_folder_travels_with_its_code(
-    folder, journal, write, uri, tmp_path, monkeypatch, elsewhere
-):
+def test_model_includes_code_of_current_directory(folder, journal, write, uri, tmp_path, monkeypatch, elsewhere):
     home = tmp_path / "home"
     home.mkdir()
     branch = "super().forward(x) if x.sum().item() > 0 else x"  # has no graph
@@ -325,7 +309,7 @@ def test_a_model_of_the_current_folder_travels_with_its_code(
     elsewhere(code, tmp_path)
 
 
-def test_code_travels_where_the_current_folder_has_the_module_by_its_name(tmp_path, monkeypatch):
+def test_code_is_found_by_module_name(tmp_path, monkeypatch):
     files = {"alone": "alone.py", "package.deep.net": "package/deep/net.py", "inner": "checkout/inner.py"}
     files |= {"other": "lib/site-packages/other.py", "package.moved": "checkout/package/moved.py"}
     parts = []
@@ -351,7 +335,7 @@ def fail(node):
         (lambda folder: torch.save({"model": {}}, folder / "checkpoints" / "best.pt"), "Missing key(s) in state_dict"),
     ],
 )
-def test_a_model_that_can_not_be_made_is_a_warning(spoil, said, folder, publish, journal, write, uri, client):
+def test_model_that_fails_is_a_warning(spoil, said, folder, publish, journal, write, uri, client):
     publish(mlp, torch.rand(4, 1, 8, 8))
     spoil(folder)
     for is_stored in (True, False):
@@ -363,18 +347,18 @@ def test_a_model_that_can_not_be_made_is_a_warning(spoil, said, folder, publish,
     assert said in uploader.ack.warnings[0] and client.get_run(uploader.ack.run_id).info.status == "FINISHED"
 
 
-def test_a_model_that_does_not_build_is_a_warning(publish):
+def test_model_that_does_not_build_warns(publish):
     ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), build=fail)
     assert ack.is_complete and "model was left out: RuntimeError: no such layer" in ack.warnings[0]
 
 
-def test_a_target_that_is_not_allowed_is_not_built(folder, journal, uri, client):
+def test_target_that_is_not_allowed_is_refused(folder, journal, uri, client):
     with pytest.raises(LeftOutError, match="allowed"):
         event = {"kind": "model", "node": {"_target_": "os.system", "command": "true"}, "weights": "w", "example": "e"}
         mlflow_model.publish_model(client, "0", "0", folder=folder, event=event)
 
 
-def test_it_is_stored_once_and_an_attempt_that_broke_off_is_completed(folder, publish, uri, client, monkeypatch):
+def test_interrupted_model_is_completed_once(folder, publish, uri, client, monkeypatch):
     def cut(*args, **more):
         raise ConnectionError("cut")
 
@@ -419,7 +403,7 @@ def check_shown(client, ack):
     assert [(point.step, point.timestamp, point.value) for point in points] == [(2, 1_700_000_000_002, 0.25)]
 
 
-def test_it_has_its_name_its_step_its_params_and_what_it_was_measured_by(publish, journal, client):
+def test_model_has_name_step_params_and_metrics(publish, journal, client):
     journal.event("start", uid="u", experiment="digits")
     journal.points(("val/loss",), [2], [1_700_000_000_002], [[0.25]])
     ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
@@ -427,7 +411,7 @@ def test_it_has_its_name_its_step_its_params_and_what_it_was_measured_by(publish
     check_shown(client, ack)
 
 
-def test_what_it_was_measured_by_has_the_names_of_the_runs_points(publish, journal, client):
+def test_model_metrics_have_names_of_points(publish, journal, client):
     journal.event("start", uid="u", experiment="digits")
     journal.points(("val/p>1", "val/p<1"), [2], [1_700_000_000_002], [[0.25, 0.5]])
     measured = {"val/p<1": (0.5, 2, 1_700_000_000_002), "val/p>1": (0.25, 2, 1_700_000_000_002)}
@@ -438,9 +422,7 @@ def test_what_it_was_measured_by_has_the_names_of_the_runs_points(publish, journ
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", CALLS)
-def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once(
-    call, is_taken, publish, journal, folder, uri, client, monkeypatch
-):
+def test_kill_at_any_call_leaves_one_model(call, is_taken, publish, journal, folder, uri, client, monkeypatch):
     real = getattr(type(client), call)
 
     def killed(self, *args, **more):
@@ -462,7 +444,7 @@ def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
     check_shown(client, again.ack)
 
 
-def test_another_checkpoint_that_was_kept_is_another_model_and_not_the_runs(publish, journal, folder, uri, client):
+def test_kept_checkpoint_is_another_model(publish, journal, folder, uri, client):
     publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
     state = torch.load(folder / "checkpoints" / "best.pt")
     torch.save(state | {"step": 1}, folder / "checkpoints" / "step-1.pt")
@@ -475,9 +457,7 @@ def test_another_checkpoint_that_was_kept_is_another_model_and_not_the_runs(publ
     assert sorted((steps[model.model_id], mlflow_model.is_best(model)) for model in found) == [(1, False), (2, True)]
 
 
-def test_the_models_of_an_experiment_are_ranked_by_a_metric_and_found_by_a_param(
-    any_store, tmp_path, write, monkeypatch
-):
+def test_models_are_ranked_and_found(any_store, tmp_path, write, monkeypatch):
     def bare(place, run_id, module, example, *, reader):
         from mlflow.models import Model
 
@@ -508,15 +488,13 @@ def test_the_models_of_an_experiment_are_ranked_by_a_metric_and_found_by_a_param
 
 
 @pytest.mark.parametrize("wrong", [{"metrics": {"a": ["b", 1, 1]}}, {"dataset": ["one"]}, {"params": 5}, {"step": "x"}])
-def test_what_no_run_has_written_of_it_is_a_warning(wrong, publish):
+def test_foreign_model_event_is_a_warning(wrong, publish):
     ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN | wrong)
     assert ack.is_complete and "was left out" in ack.warnings[0]
 
 
 @pytest.mark.parametrize("takes_graph", [True, False])
-def test_the_graph_that_a_training_left_is_taken_and_that_of_a_strange_folder_is_not(
-    takes_graph, folder, journal, write, uri, client
-):
+def test_graph_of_own_run_is_used(takes_graph, folder, journal, write, uri, client):
     node = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 10}
     event = {"node": node, "weights": "w.pt", "example": "e.pt"}
     torch.save({"model": nn.Linear(8, 10).state_dict()}, folder / "w.pt")
@@ -539,7 +517,7 @@ def test_the_graph_that_a_training_left_is_taken_and_that_of_a_strange_folder_is
 
 
 @pytest.mark.parametrize("takes_graph", [True, False])
-def test_a_model_whose_weights_went_on_is_left_out(takes_graph, folder, journal, write, uri, client, monkeypatch):
+def test_model_with_overwritten_weights_is_left_out(takes_graph, folder, journal, write, uri, client, monkeypatch):
     """Its run was extended before it was sent: best.pt and the graph are from a later step."""
     node = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 10}
     event = {"node": node, "weights": mlflow_model.BEST, "example": "e.pt", "name": "linear"}
@@ -562,6 +540,6 @@ def test_a_model_whose_weights_went_on_is_left_out(takes_graph, folder, journal,
     assert [output.step for output in client.get_run(uploader.ack.run_id).outputs.model_outputs] == [30]
 
 
-def test_a_model_that_does_not_build_leaves_no_graph(folder):
+def test_model_that_does_not_build_leaves_nothing(folder):
     event = {"node": {"_target_": "torch.nn.Linear"}, "weights": "w.pt", "example": "e.pt"}
     assert not mlflow_model.leave_graph(folder, event) and not (folder / mlflow_model.GRAPH).exists()

@@ -28,7 +28,7 @@ NAMES = [
     ("name", "spelled"),
     [("cnn-digits", "cnn-digits"), ("net-my data/a.csv", "net-my-data-a-csv"), ("größe", "größe"), ("'%:", "model")],
 )
-def test_a_models_name_can_be_typed_after_a_slash(name, spelled):
+def test_model_name_can_be_typed_in_uri(name, spelled):
     from mlflow.utils.validation import _validate_logged_model_name
 
     assert valid_model_name(name) == spelled and len(valid_model_name(name * 100)) <= MAX_NAME
@@ -36,12 +36,12 @@ def test_a_models_name_can_be_typed_after_a_slash(name, spelled):
 
 
 @pytest.mark.parametrize(("name", "spelled"), NAMES)
-def test_names_are_spelled_as_mlflow_takes_them(name, spelled):
+def test_names_are_valid_in_mlflow(name, spelled):
     assert valid_name(name) == spelled
 
 
 @pytest.mark.parametrize("name", [*[name for name, _ in NAMES], "x" * 1000, "/".join(".." for _ in range(200))])
-def test_mlflow_takes_them(name):
+def test_mlflow_accepts_the_names(name):
     from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
 
     for validate in (_validate_metric_name, _validate_param_name, _validate_tag_name):
@@ -50,20 +50,20 @@ def test_mlflow_takes_them(name):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="MLflow takes no colon there")
-def test_a_colon_stays():
+def test_colon_stays():
     assert valid_name("cuda:0") == "cuda:0"
 
 
-def test_long_names_with_the_same_beginning_stay_apart():
+def test_long_names_stay_distinct():
     assert valid_name("x" * 300 + "a") != valid_name("x" * 300 + "b")
 
 
-def test_names_that_fall_together_stay_apart():
+def test_equal_names_stay_distinct():
     spelled = valid_names({"a@b": 1, "a#b": 2, "a_b": 3}, most=10)
     assert len(spelled) == 3 and sorted(spelled.values()) == ["1", "2", "3"] and spelled["a_b"] == "1"
 
 
-def test_the_first_of_those_that_fall_together_keeps_the_plain_name():
+def test_first_of_equal_names_is_unchanged():
     names = Names(["p>0.5", "b", "a[0]"])
     assert [names.key(name) for name in ("b", "a[0]", "p>0.5")] == ["b", "a.0", "p_0.5"]
     later = names.key("p<0.5")
@@ -71,7 +71,7 @@ def test_the_first_of_those_that_fall_together_keeps_the_plain_name():
     assert Names(["p>0.5", "p<0.5", "c"]).key("p<0.5") == later != Names(["p<0.5", "p>0.5"]).key("p<0.5")
 
 
-def test_long_values_are_cut_and_say_so():
+def test_long_values_are_cut_with_a_note():
     assert cut("x" * 10, most=10) == "x" * 10
     assert cut("x" * 7000, most=6000).endswith("... (7000 characters)")
     assert len(cut("x" * 7000, most=6000)) == 6000

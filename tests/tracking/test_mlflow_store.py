@@ -21,7 +21,7 @@ with mlflow_store.settings():
 """
 
 
-def test_settings_are_put_back(monkeypatch):
+def test_settings_are_restored(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
@@ -34,14 +34,14 @@ def test_settings_are_put_back(monkeypatch):
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "7" and "MLFLOW_DISABLE_TELEMETRY" not in os.environ
 
 
-def test_an_experiment_is_made_once_with_its_artifacts_beside_the_database(client, uri):
+def test_experiment_is_created_once_with_artifact_root(client, uri):
     first = mlflow_store.experiment_of(client, "digits", uri=uri)
     assert mlflow_store.experiment_of(client, "digits", uri=uri) == first
     location = client.get_experiment(first[0]).artifact_location
     assert location.startswith("file:///") and location.endswith("/my%20store/mlartifacts")
 
 
-def test_a_deleted_experiment_keeps_its_name_and_the_next_gets_a_number(client, uri):
+def test_deleted_experiment_makes_a_numbered_one(client, uri):
     first, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
     client.delete_experiment(first)
     second = mlflow_store.experiment_of(client, "digits", uri=uri)
@@ -51,7 +51,7 @@ def test_a_deleted_experiment_keeps_its_name_and_the_next_gets_a_number(client, 
     assert mlflow_store.experiment_of(client, "digits", uri=uri)[1] == "digits-3"
 
 
-def test_a_run_is_made_once_for_each_uid(client, uri):
+def test_run_is_created_once_per_uid(client, uri):
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
     start = {"run_name": "mlp " * 100, "start_ms": 5, "tags": {"mlflow.user": "ann", "device": "cpu"}}
     run_id, is_new = mlflow_store.find_or_create_run(client, experiment_id, start, uid="one")
@@ -61,7 +61,7 @@ def test_a_run_is_made_once_for_each_uid(client, uri):
     assert run.info.start_time == 5 and run.data.tags["mlflow.user"] == "ann" and len(run.info.run_name) == 250
 
 
-def test_it_tells_a_run_that_is_gone_from_one_that_was_deleted(client, uri):
+def test_check_run_separates_lost_from_deleted(client, uri):
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
     run_id, _ = mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")
     mlflow_store.check_run(client, run_id)
@@ -98,7 +98,7 @@ def error(code, *, rest=False, text="no"):
         (OSError(28, "No space left on device"), False),
     ],
 )
-def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
+def test_only_errors_of_values_are_refusals(raised, refused):
     assert mlflow_store.is_refusal(raised) is refused
 
 
@@ -134,12 +134,12 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
         (mlflow_store.RunGoneError("gone"), "gone"),
     ],
 )
-def test_an_error_is_one_line_with_its_mend_and_without_the_password(raised, said):
+def test_error_is_one_line_without_password(raised, said):
     text = mlflow_store.explain(raised, uri="http://u:secret@h:1", experiment="team-a")
     assert said in text and "secret" not in text and "\n" not in text and len(text) <= 400
 
 
-def test_the_database_of_another_mlflow_names_its_mend(client, uri):
+def test_older_database_names_the_upgrade_command(client, uri):
     path = mlflow_store.store_uri.sqlite_path(uri).with_name("old.db")
     with sqlite3.connect(mlflow_store.store_uri.sqlite_path(uri)) as source, sqlite3.connect(path) as target:
         source.backup(target)
@@ -152,7 +152,7 @@ def test_the_database_of_another_mlflow_names_its_mend(client, uri):
 
 
 @pytest.mark.slow
-def test_eight_processes_at_once_make_one_store_one_experiment_and_eight_runs(tmp_path, warm):
+def test_parallel_processes_create_one_store(tmp_path, warm):
     assert multiprocessing.active_children() == []
     uri = f"sqlite:///{tmp_path}/new/mlflow.db"
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -166,7 +166,7 @@ def test_eight_processes_at_once_make_one_store_one_experiment_and_eight_runs(tm
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none_that_is_broken(tmp_path, warm):
+def test_killed_creation_leaves_no_broken_store(tmp_path, warm):
     path = tmp_path / "mlflow.db"
     making = tmp_path / ".mlflow.db.making"
     with warm.program([sys.executable, "-W", "ignore", "-c", CREATE, f"sqlite:///{path}", "0"]) as process:
@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none_that_is_b
     assert path.exists() and not making.exists()
 
 
-def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
+def test_experiment_search_ends_after_ten_names(client, uri, monkeypatch):
     monkeypatch.setattr(mlflow_store, "MAX_NAMES", 2)
     for _ in range(2):
         client.delete_experiment(mlflow_store.experiment_of(client, "digits", uri=uri)[0])
@@ -188,7 +188,7 @@ def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
         mlflow_store.find_parent(client, "digits", uid="none")
 
 
-def test_a_relative_store_is_the_one_of_the_folder_it_is_opened_in(tmp_path, empty_store, monkeypatch):
+def test_relative_store_is_in_current_directory(tmp_path, empty_store, monkeypatch):
     """As in a notebook that changes its directory: MLflow keeps a store by its URI as long as the process runs."""
     names = []
     for name in ("one", "two"):

@@ -51,7 +51,7 @@ class Drifting(nn.Linear):
         (nn.Linear, torch.rand(4, 7)),  # does not accept these rows
     ],
 )
-def test_what_has_no_graph_for_any_number_of_rows_leaves_and_says_nothing(make, example, tmp_path, capfd):
+def test_model_without_graph_leaves_nothing(make, example, tmp_path, capfd):
     assert not model_graph.write_graph(tmp_path / "graph", make(8, 3).eval(), example, requirements=[])
     assert not model_graph.has_graph(tmp_path / "graph") and list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")  # it is written while the training uses the terminal
@@ -67,7 +67,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-def test_mlflows_folder_is_made_without_torch_and_takes_nothing_of_the_current_folder(num_rows, tmp_path):
+def test_model_directory_is_written_without_torch(num_rows, tmp_path):
     with mlflow_store.settings():
         import mlflow.pytorch
     module, rows = nn.Sequential(nn.Linear(8, 3), nn.Tanh()).eval(), torch.rand(7, 8)
@@ -92,7 +92,7 @@ def test_mlflows_folder_is_made_without_torch_and_takes_nothing_of_the_current_f
     assert card.run_id == "r" and card.saved_input_example_info
 
 
-def test_a_graph_is_forgotten_whole(tmp_path):
+def test_forget_graph_removes_all_files(tmp_path):
     model_graph.forget_graph(tmp_path / "graph")
     assert model_graph.write_graph(tmp_path / "graph", nn.Linear(8, 3).eval(), torch.rand(4, 8), requirements=[])
     model_graph.forget_graph(tmp_path / "graph")

@@ -43,7 +43,7 @@ def stored(server, write):
     return look
 
 
-def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write, server, stored):
+def test_killed_server_has_each_point_once(folder, write, server, stored):
     server.start()
     first = 1
     with Publisher.start(folder, server.uri) as publisher, Journal(folder) as journal:
@@ -71,7 +71,7 @@ def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write
     assert steps == {"train/loss": list(range(1, first)), "train/accuracy": list(range(1, first))}
 
 
-def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder, write, server):
+def test_sweep_survives_a_killed_server(folder, write, server):
     from runner.tracking.mlflow_store import open_store
 
     server.start()

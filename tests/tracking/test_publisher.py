@@ -61,7 +61,7 @@ def halt():
 
 
 @beside
-def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds):
+def test_run_is_sent_during_training(folder, uri, client, write, open_fds):
     before = open_fds()
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         child = psutil.Process(publisher._process.pid)
@@ -83,7 +83,7 @@ def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds)
     assert open_fds() == before
 
 
-def test_a_training_that_is_killed_leaves_its_points_and_a_word(folder, uri, client, write, tmp_path):
+def test_killed_training_leaves_points_and_status(folder, uri, client, write, tmp_path):
     run = [sys.executable, "-c", TRAINING, str(folder), uri]
     training = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
     pids = {training.stdout.readline() for _ in range(100)}
@@ -107,7 +107,7 @@ def test_a_training_that_is_killed_leaves_its_points_and_a_word(folder, uri, cli
     assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags
 
 
-def test_a_run_that_never_began_leaves_no_store_and_no_process(folder, tmp_path):
+def test_run_without_start_leaves_nothing(folder, tmp_path):
     with Publisher.start(folder, f"sqlite:///{tmp_path}/none.db") as publisher:
         process = publisher._process
     assert process.returncode == -signal.SIGTERM
@@ -115,7 +115,7 @@ def test_a_run_that_never_began_leaves_no_store_and_no_process(folder, tmp_path)
 
 
 @beside
-def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, write, halt):
+def test_ctrl_c_during_wait_leaves_the_process(folder, uri, write, halt):
     with Journal(folder) as journal:
         publisher = Publisher.start(folder, uri)
         write.start(journal)
@@ -137,7 +137,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, 
 
 
 @beside
-def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, halt, monkeypatch):
+def test_stuck_process_ends_the_wait(folder, uri, write, halt, monkeypatch):
     monkeypatch.setattr(module, "STUCK_SECONDS", 0.5)
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
@@ -151,7 +151,7 @@ def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, 
 
 
 @beside
-def test_following_never_waits_and_never_raises(folder, uri, write, halt):
+def test_follow_never_waits_or_raises(folder, uri, write, halt):
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
         halt(publisher._process)
@@ -168,7 +168,7 @@ def test_following_never_waits_and_never_raises(folder, uri, write, halt):
     assert ack.points_pending == 10 and "ended with exit code -9" in ack.error and str(folder / LOG) in ack.error
 
 
-def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monkeypatch):
+def test_failed_process_start_fails_no_run(folder, uri, write, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
@@ -178,7 +178,7 @@ def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monk
 
 
 @beside
-def test_a_store_that_does_not_answer_is_not_waited_for_and_its_password_stays_secret(folder, write):
+def test_silent_store_ends_wait_without_password(folder, write):
     uri = "http://ann:s3cret@127.0.0.1:9"  # the discard port, without a server
     with Publisher.start(folder, uri, grace_seconds=30) as publisher, Journal(folder) as journal:
         write.start(journal)
@@ -195,7 +195,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for_and_its_password_stays_s
     assert "Connection refused" in (folder / LOG).read_text()
 
 
-def test_a_persons_modules_of_the_same_names_do_not_get_in_the_way(folder, uri, write, tmp_path, monkeypatch):
+def test_user_modules_of_same_names_are_ignored(folder, uri, write, tmp_path, monkeypatch):
     home = tmp_path / "home"
     (home / "runner").mkdir(parents=True)
     for name in ("runner/__init__.py", "mlflow.py", "random.py", "torch.py"):
@@ -208,7 +208,7 @@ def test_a_persons_modules_of_the_same_names_do_not_get_in_the_way(folder, uri, 
 
 
 @beside
-def test_a_relative_store_lies_in_the_current_folder(folder, write, tmp_path, monkeypatch, empty_store):
+def test_relative_store_is_in_current_directory(folder, write, tmp_path, monkeypatch, empty_store):
     monkeypatch.chdir(tmp_path)
     shutil.copy(empty_store, "mlflow.db")
     with Publisher.start(folder.relative_to(tmp_path), "sqlite:///mlflow.db") as publisher, Journal(folder) as journal:
@@ -223,7 +223,7 @@ def test_a_relative_store_lies_in_the_current_folder(folder, write, tmp_path, mo
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "http://127.0.0.1:1"])
-def test_a_process_that_is_told_nothing_ends_with_who_started_it_and_leaves_nothing(tmp_path, monkeypatch, uri):
+def test_unused_process_ends_with_its_parent(tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
     ahead = Ahead(uri)
     process = ahead.taken()
@@ -233,7 +233,7 @@ def test_a_process_that_is_told_nothing_ends_with_who_started_it_and_leaves_noth
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_nobody_takes_is_ended_at_once():
+def test_unused_process_is_closed_at_once():
     ahead = Ahead("sqlite:///mlflow.db")
     child = psutil.Process(ahead._process.pid)  # a fork of the preloaded process is not a child of this process
     ahead.close()
@@ -242,7 +242,7 @@ def test_a_process_that_nobody_takes_is_ended_at_once():
 
 
 @beside
-def test_a_run_is_told_to_the_process_that_was_started_ahead(tmp_path):
+def test_process_started_ahead_gets_the_run(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     ahead = Ahead(uri)
     number = ahead._process.pid

@@ -6,7 +6,7 @@ from runner.errors import SECRETS, without_password
 from runner.tracking.store_uri import artifact_root, creation_lock, masker, shown, sqlite_path
 
 
-def test_a_relative_sqlite_path_is_made_absolute():
+def test_relative_sqlite_path_becomes_absolute():
     here = Path.cwd()
     assert sqlite_path("sqlite:///mlflow.db") == here / "mlflow.db"
     assert sqlite_path("sqlite:////a/b.db?timeout=5") == Path("/a/b.db")
@@ -29,7 +29,7 @@ PASSWORDS = [
 
 
 @pytest.mark.parametrize("uri", PASSWORDS)
-def test_no_password_is_shown(uri):
+def test_shown_uri_has_no_password(uri):
     assert "cret" not in shown(uri) and "***" in shown(uri) and "host" in shown(uri)
     text = masker(uri)(f"no answer from {uri}/api: password 'se@cret' is wrong\nand {uri}")
     assert "host" in text and uri not in text and "secret" not in text
@@ -46,21 +46,21 @@ def test_overlapping_secrets_are_hidden_whole(monkeypatch):
     assert without_password("word-and-more a@word a%40word word") == "<oc.env:LONG> *** *** ***"
 
 
-def test_the_passwords_of_other_uris_are_hidden_too():
+def test_passwords_of_other_uris_are_hidden():
     assert "secret" not in masker("sqlite:///a.db")("proxy http://ann:secret@proxy:80 says no")
 
 
 @pytest.mark.parametrize(
     "uri", ["http://127.0.0.1:5000", "databricks", "sqlite:////a.db?check_same_thread=False", "not a uri"]
 )
-def test_what_has_no_password_stays(uri):
+def test_uri_without_password_is_unchanged(uri):
     assert shown(uri) == uri
 
 
-def test_artifacts_lie_beside_the_database():
+def test_artifacts_are_next_to_the_database():
     assert artifact_root("sqlite:////a b/mlflow.db") == "file:///a%20b/mlartifacts"
     assert artifact_root("http://127.0.0.1:5000") is None
 
 
-def test_one_lock_for_each_database():
+def test_each_database_has_one_lock():
     assert creation_lock(Path("/a.db")) == creation_lock(Path("/a.db")) != creation_lock(Path("/b.db"))

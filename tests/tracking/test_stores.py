@@ -22,7 +22,7 @@ from runner.tracking.ack import Ack, write_ack
         ("http://me:secret@host", "http://me:secret@host", "# MLFLOW_TRACKING_URI names the store"),
     ],
 )
-def test_a_printed_command_names_its_store_without_a_password(own_folder, monkeypatch, uri, environment, words):
+def test_printed_command_names_store_without_password(own_folder, monkeypatch, uri, environment, words):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if environment is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
@@ -30,14 +30,14 @@ def test_a_printed_command_names_its_store_without_a_password(own_folder, monkey
 
 
 @pytest.mark.parametrize("store", [None, "", "http://me:***@host", "sqlite:////not/there/mlflow.db"], ids=str)
-def test_a_store_that_is_not_known_is_asked_for(own_folder, store, messages):
+def test_unknown_store_is_an_error(own_folder, store, messages):
     Path("run").mkdir()
     if store is not None:
         origin.sign(Path("run"), store)
     messages(problems_of(stores.of_run, Path("run"), asked="sync run"))
 
 
-def test_the_last_runs_store_is_that_of_the_last_one_that_was_tracked(own_folder, messages):
+def test_last_store_is_of_last_tracked_run(own_folder, messages):
     for name, store in (("first", "http://one"), ("second", ""), ("third", None)):
         Path(name).mkdir()
         if store is not None:
@@ -50,7 +50,7 @@ def test_the_last_runs_store_is_that_of_the_last_one_that_was_tracked(own_folder
     assert stores.of_last([], asked="ui") == stores.USUAL
 
 
-def test_the_last_word_counts_before_the_environment(monkeypatch):
+def test_last_argument_replaces_the_environment(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
     assert stores.named(["seed=1", "tracking.uri=http://one", "+tracking.uri='http://two'"]) == "http://two"
     assert stores.named(["seed=1"]) == "http://environment"
@@ -65,18 +65,18 @@ def test_the_last_word_counts_before_the_environment(monkeypatch):
         ("ftp://there", "sqlite:///mlflow.db"),
     ],
 )
-def test_words_that_name_no_store_are_told_before_mlflow_is_asked(uri, write):
+def test_invalid_store_is_refused_without_mlflow(uri, write):
     (problem,) = problems_of(stores.named, [f"tracking.uri={uri}"])
     assert (problem.source, problem.suggestions[0]) == (f"tracking.uri={uri}", f"tracking.uri={write}")
 
 
-def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):
+def test_store_without_file_is_accepted(own_folder):
     Path("run").mkdir()
     origin.sign(Path("run"), f"sqlite:///{own_folder}/later.db")
     assert stores.of_run(Path("run"), asked="sync run") == f"sqlite:///{own_folder}/later.db"
 
 
-def test_the_page_is_that_of_the_last_run_that_the_store_has(tmp_path):
+def test_page_is_of_last_run_in_store(tmp_path):
     folders = [tmp_path / name for name in ("new", "elsewhere", "here", "old")]
     for folder, store, experiment in zip(folders[1:], ("http://b", "http://a", "http://a"), "234", strict=True):
         write_ack(folder, Ack(uri=store, experiment_id=experiment))

@@ -77,7 +77,7 @@ def check(client, write, run_id, steps, parent_id, *, status="FINISHED", name="t
     return run
 
 
-def test_eight_jobs_at_once_arrive_through_one_process(folder, uri, client, write, jobs, open_fds):
+def test_eight_jobs_are_sent_by_one_process(folder, uri, client, write, jobs, open_fds):
     before, steps = open_fds(), 200
     folders = [folder / name for name in ("0", "1", "a b", "größe", 'qu"ote', "two\nlines", "6", "7")]
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
@@ -107,7 +107,7 @@ def test_eight_jobs_at_once_arrive_through_one_process(folder, uri, client, writ
     assert open_fds() == before
 
 
-def test_a_job_that_is_killed_is_marked_while_the_sweep_goes_on(folder, uri, client, write, jobs):
+def test_killed_job_is_marked_during_sweep(folder, uri, client, write, jobs):
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         wait_for(lambda: publisher.ack().run_id)  # else the link to the parent is sent later
         paths = {name: folder / name for name in ("dies", "lives", "never")}
@@ -142,7 +142,7 @@ def test_a_job_that_is_killed_is_marked_while_the_sweep_goes_on(folder, uri, cli
     assert not (paths["never"] / "journal").exists()
 
 
-def test_a_sweep_that_is_killed_as_a_whole_leaves_every_point(folder, uri, client, write, jobs):
+def test_killed_sweep_leaves_every_point(folder, uri, client, write, jobs):
     with begin(folder, write):
         publisher = Publisher.start(folder, uri)
         paths = [folder / str(number) for number in range(3)]
@@ -159,7 +159,7 @@ def test_a_sweep_that_is_killed_as_a_whole_leaves_every_point(folder, uri, clien
         check(client, write, read_ack(path).run_id, 50, read_ack(folder).run_id, status="KILLED")
 
 
-def test_what_a_killed_publisher_left_is_sent_once_by_sync(folder, uri, client, write, jobs):
+def test_sync_after_killed_uploader_sends_once(folder, uri, client, write, jobs):
     steps = 2000
     paths = [folder / str(number) for number in range(4)]
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
@@ -187,7 +187,7 @@ def test_what_a_killed_publisher_left_is_sent_once_by_sync(folder, uri, client, 
     assert len(client.search_runs([acks[0].experiment_id])) == 5
 
 
-def test_a_poisoned_journal_and_a_deleted_run_stop_no_other(folder, uri, client, write):
+def test_bad_runs_stop_no_other_run(folder, uri, client, write):
     paths = {name: folder / name for name in ("poisoned", "deleted", "sound")}
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         (paths["poisoned"] / "journal").mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_a_poisoned_journal_and_a_deleted_run_stop_no_other(folder, uri, client,
     assert "Expecting value" in read_ack(paths["poisoned"]).error
 
 
-def test_a_store_that_never_answers_is_told_of_in_every_run(folder, write):
+def test_silent_store_is_noted_in_every_run(folder, write):
     paths = [folder / str(number) for number in range(20)]
     uri = "http://ann:s3cret@127.0.0.1:9"
     with Publisher.start(folder, uri, grace_seconds=30) as publisher, begin(folder, write):
@@ -254,7 +254,7 @@ def test_first_failure_names_the_experiment_once(folder, write):
     )
 
 
-def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
+def test_full_pipe_loses_no_line(folder, uri, write, client):
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         process = psutil.Process(publisher._process.pid)
         process.suspend()
@@ -275,7 +275,7 @@ def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
     assert last.died and last.points_written == 10 and client.get_run(last.run_id).info.status == "KILLED"
 
 
-def test_finishing_waits_while_any_run_makes_progress(folder, uri, write, client, monkeypatch):
+def test_finish_waits_while_a_run_progresses(folder, uri, write, client, monkeypatch):
     monkeypatch.setattr(module, "STUCK_SECONDS", 1.5)
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         write.end(journal)

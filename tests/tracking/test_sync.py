@@ -13,7 +13,7 @@ from runner.tracking.sync import LOCK, find_journals, sync
 from runner.tracking.uploader import Uploader
 
 
-def test_what_is_missing_is_sent_once(folder, write, uri, client):
+def test_sync_sends_missing_records_once(folder, write, uri, client):
     with Journal(folder) as journal:
         write.start(journal)
         write.rows(journal, 1, 100)
@@ -25,7 +25,7 @@ def test_what_is_missing_is_sent_once(folder, write, uri, client):
     assert client.get_run(first.run_id).info.status == "FINISHED"
 
 
-def test_a_run_that_is_still_written_is_not_called_dead(folder, write, uri, client):
+def test_running_run_is_not_marked_killed(folder, write, uri, client):
     with Journal(folder) as journal:
         write.start(journal)
         ack = sync(folder, uri)
@@ -57,14 +57,14 @@ def test_files_after_a_slow_failure_are_sent(folder, write, uri, monkeypatch):
     assert left["path"] == "a.txt" and "b.txt" in tried
 
 
-def test_one_process_at_a_time_sends_a_journal(folder, journal, write, uri):
+def test_second_process_does_not_send(folder, journal, write, uri):
     write.start(journal)
     with FileLock(folder / LOCK):
         ack = sync(folder, uri)
     assert ack.error == "another process is sending this run at this moment" and ack.run_id is None
 
 
-def test_a_store_that_does_not_answer_is_given_up_and_named(folder, write):
+def test_silent_store_is_given_up_and_named(folder, write):
     with Journal(folder) as journal:
         write.start(journal)
         write.rows(journal, 1, 3)
@@ -74,7 +74,7 @@ def test_a_store_that_does_not_answer_is_given_up_and_named(folder, write):
     assert ack.error == "http://ann:***@127.0.0.1:9 does not answer" and ack.points_pending == 6 and ack.offset == 0
 
 
-def test_a_store_that_lost_the_run_gets_it_again(folder, write, uri, client):
+def test_store_without_run_gets_it_again(folder, write, uri, client):
     with Journal(folder) as journal:
         write.start(journal)
         write.rows(journal, 1, 10)
@@ -89,7 +89,7 @@ def test_a_store_that_lost_the_run_gets_it_again(folder, write, uri, client):
     assert len(write.history(client, second.run_id, "train/loss")) == 10
 
 
-def test_the_environment_is_as_before(folder, write, uri, monkeypatch):
+def test_sync_restores_the_environment(folder, write, uri, monkeypatch):
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     with Journal(folder) as journal:
         write.start(journal)
@@ -97,7 +97,7 @@ def test_the_environment_is_as_before(folder, write, uri, monkeypatch):
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ and mlflow_store.SETTINGS
 
 
-def test_settings_without_a_home_name_one(monkeypatch):
+def test_settings_without_home_set_one(monkeypatch):
     def refuse(uid):
         raise KeyError(uid)
 
@@ -108,7 +108,7 @@ def test_settings_without_a_home_name_one(monkeypatch):
     assert "HOME" not in os.environ
 
 
-def test_journal_cut_while_it_is_sent_ends_in_the_store(folder, write, uri, client):
+def test_journal_cut_during_sync_is_sent(folder, write, uri, client):
     uploader = Uploader(folder, uri)
     with Journal(folder) as journal:
         write.start(journal)
@@ -147,7 +147,7 @@ def test_journals_are_found_at_and_below_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("grace_seconds", [0.0])
-def test_a_folder_without_a_run_is_nothing_to_send(folder, uri, grace_seconds):
+def test_directory_without_run_sends_nothing(folder, uri, grace_seconds):
     with Journal(folder):
         pass
     ack = sync(folder, uri, grace_seconds=grace_seconds)

@@ -13,7 +13,7 @@ def run_id(client, uri):
     return mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")[0]
 
 
-def test_the_machine_is_measured_under_mlflows_names(client, run_id):
+def test_machine_metrics_have_names_of_mlflow(client, run_id):
     SystemMetrics(client, run_id, Machine(), start_ms=0).sample(now=True)
     metrics = client.get_run(run_id).data.metrics
     assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= set(metrics)
@@ -21,7 +21,7 @@ def test_the_machine_is_measured_under_mlflows_names(client, run_id):
     assert metrics["system/system_memory_usage_percentage"] > 0
 
 
-def test_a_sample_comes_each_two_seconds_at_the_runs_age(client, run_id, monkeypatch):
+def test_samples_come_every_two_seconds(client, run_id, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
@@ -33,7 +33,7 @@ def test_a_sample_comes_each_two_seconds_at_the_runs_age(client, run_id, monkeyp
     assert [(point.step, point.timestamp) for point in points] == [(12, 102_000), (14, 104_100)]
 
 
-def test_a_clock_that_is_set_back_ends_nothing(client, run_id, monkeypatch):
+def test_clock_set_back_ends_nothing(client, run_id, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
     metrics = SystemMetrics(client, run_id, Machine(), start_ms=90_000)
@@ -44,7 +44,7 @@ def test_a_clock_that_is_set_back_ends_nothing(client, run_id, monkeypatch):
     assert sorted((point.step, point.timestamp) for point in points) == [(0, 40_000), (0, 42_000), (10, 100_000)]
 
 
-def test_an_outage_keeps_the_samples_and_raises_nothing(client, run_id, monkeypatch):
+def test_outage_keeps_samples_and_raises_nothing(client, run_id, monkeypatch):
     def cut(*args, **more):
         raise ConnectionError("cut")
 
@@ -59,7 +59,7 @@ def test_an_outage_keeps_the_samples_and_raises_nothing(client, run_id, monkeypa
     assert len(client.get_metric_history(run_id, "system/disk_usage_percentage")) == 2
 
 
-def test_a_machine_that_can_not_be_measured_is_left_unmeasured(client, run_id, monkeypatch):
+def test_failing_monitor_leaves_machine_unmeasured(client, run_id, monkeypatch):
     import mlflow.system_metrics.system_metrics_monitor as theirs
 
     def fail(*args, **more):
@@ -123,7 +123,7 @@ def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "least", "greatest"), [(100, 55, 100), (None, 10_800, 10_800)])
-def test_of_a_long_run_no_more_go_than_of_other_metrics(monkeypatch, most, least, greatest):
+def test_long_run_has_as_few_samples(monkeypatch, most, least, greatest):
     clock, sent = [100_000.0], []
     client = types.SimpleNamespace(tracking_uri="", log_batch=lambda run_id, metrics: sent.extend(metrics))
     monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])

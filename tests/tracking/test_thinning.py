@@ -50,7 +50,7 @@ def sent(values, *, most, expected, pieces, name=LOSS):
 
 @pytest.mark.parametrize("name", [LOSS, VAL])
 @pytest.mark.parametrize("count", [1, 7, 150, 151, 200, 1_000, 5_003, 60_000])
-def test_first_last_least_and_greatest_are_among_as_many_as_may_go(count, name):
+def test_first_last_minimum_maximum_are_sent(count, name):
     rng = random.Random(count)
     values = np.random.default_rng(rng.getrandbits(32)).normal(size=count)
     for expected in (count, count // 3, None):  # the run may take more steps than planned
@@ -67,20 +67,20 @@ def test_first_last_least_and_greatest_are_among_as_many_as_may_go(count, name):
         assert other == found  # independent of the sender, and of how records are split
 
 
-def test_a_spike_of_one_step_shows_in_a_million():
+def test_spike_in_million_steps_is_sent():
     values = np.zeros(1_000_000)
     values[[123_456, 654_321]] = 5, -5
     found = sent(values, most=2000, expected=1_000_000, pieces=[1000] * 1000)
     assert {(step, value) for _, _, step, value in found if value} == {(123_457, 5.0), (654_322, -5.0)}
 
 
-def test_one_that_ends_early_shows_its_beginning():
+def test_run_that_ends_early_shows_beginning():
     values = np.random.default_rng(0).normal(size=2000)
     found = sent(values, most=2000, expected=1_000_000, pieces=[100] * 20)
     assert len(found) > 200 and [step for _, _, step, _ in found][:20] == list(range(1, 21))
 
 
-def test_no_number_is_both_least_and_greatest():
+def test_single_nan_is_sent_once():
     values = np.ones(3000)
     values[700] = np.nan
     found = sent(values, most=200, expected=3000, pieces=[100] * 30)
@@ -88,7 +88,7 @@ def test_no_number_is_both_least_and_greatest():
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 1.0])
-def test_where_some_are_no_numbers_the_least_and_greatest_of_the_others_go(share):
+def test_minimum_and_maximum_ignore_nan(share):
     draw = np.random.default_rng(round(1000 * share))
     values = draw.normal(size=20_000)
     values[draw.random(20_000) < share] = np.nan
@@ -108,7 +108,7 @@ def test_where_some_are_no_numbers_the_least_and_greatest_of_the_others_go(share
 @pytest.mark.parametrize(
     ("most", "count", "num_parts"), [(200, 151, 2), (200, 1000, 2), (2000, 1000, 4), (2000, 5000, 4)]
 )
-def test_a_run_that_goes_on_has_room_again(most, count, num_parts, name, is_over):
+def test_resumed_run_has_room_again(most, count, num_parts, name, is_over):
     """A resumed run of another length each time: after its end, or after a stop in the middle of an interval."""
     values = np.random.default_rng(0).normal(size=num_parts * count)
     state, sizes, steps = {}, [], []
@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_has_room_again(most, count, num_parts, name, is_over
 
 
 @pytest.mark.parametrize("most", [100, 2000])
-def test_of_a_run_that_goes_on_what_is_measured_now_and_then_goes_on_too(most):
+def test_resumed_run_continues_rare_metrics(most):
     values = np.random.default_rng(0).normal(size=4 * most)
     first, *others = records(values, [2 * most] + [most // 10] * 20, name="val/loss")
     state = thinning.begin({}, {"most": most, "expected": 100 * most})
@@ -140,7 +140,7 @@ def test_of_a_run_that_goes_on_what_is_measured_now_and_then_goes_on_too(most):
 
 
 @pytest.mark.parametrize("most", [100, 200, 2000])
-def test_one_that_is_stopped_again_and_again_has_room_for_its_end(most):
+def test_often_stopped_run_keeps_its_end(most):
     values = np.random.default_rng(0).normal(size=60_000)
     plan = {"most": most, "expected": 60_000}
     state, found = {}, []
@@ -157,7 +157,7 @@ def test_one_that_is_stopped_again_and_again_has_room_for_its_end(most):
         assert sum(step % 300 == 0 for step in steps) > 150
 
 
-def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, upload, client, uri):
+def test_store_gets_part_and_complete_file(folder, journal, write, upload, client, uri):
     write.start(journal, points={"most": 100, "expected": 2000})
     for first in range(1, 2000, 250):
         write.rows(journal, first, 250)
@@ -174,7 +174,7 @@ def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, upload, c
     assert times_ms.tolist() == [1_700_000_000_000 + step for step in range(1, 2001)]
 
 
-def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, upload, client, folder):
+def test_points_all_sends_every_point(journal, write, upload, client, folder):
     write.start(journal, points={"most": None, "expected": 2000})
     write.rows(journal, 1, 2000)
     write.end(journal)
@@ -183,7 +183,7 @@ def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, upload, c
     assert not (folder / HISTORY).exists() and "points_left_out" not in ack.counts
 
 
-def test_what_is_sent_again_is_the_same(folder, journal, write, uri, client, monkeypatch):
+def test_repeated_sending_chooses_the_same_points(folder, journal, write, uri, client, monkeypatch):
     """A store that accepts a call but loses the answer, repeatedly, with a new sender each time."""
     write.start(journal, points={"most": 100, "expected": 3000})
     for first in range(1, 3000, 100):
@@ -209,7 +209,7 @@ def test_what_is_sent_again_is_the_same(folder, journal, write, uri, client, mon
     assert 2 * len(steps) == one.ack.points_written
 
 
-def test_a_run_that_died_leaves_its_last_point_and_all_of_them(folder, journal, write, uri, client):
+def test_killed_run_sends_last_point_and_history(folder, journal, write, uri, client):
     write.start(journal, points={"most": 100, "expected": 5000})
     write.rows(journal, 1, 777)
     one = Uploader(folder, uri)

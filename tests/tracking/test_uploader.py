@@ -19,7 +19,7 @@ from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.uploader import Known, Uploader
 
 
-def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client):
+def test_run_is_sent_as_written(folder, journal, write, upload, client):
     write.start(journal, uid="u1", tags={"device": "cpu", "mlflow.note.content": "hello", "mlflow.user": "ann"})
     write.rows(journal, 1, 700)
     write.rows(journal, 701, 700)
@@ -40,7 +40,7 @@ def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client)
     assert ack.is_complete and ack.points_written == 2800 and ack == read_ack(folder)
 
 
-def test_of_a_run_that_it_has_just_made_nothing_is_asked(folder, journal, write, uri, monkeypatch):
+def test_new_run_needs_no_requests(folder, journal, write, uri, monkeypatch):
     asked, get_run = [], MlflowClient.get_run
     monkeypatch.setattr(MlflowClient, "get_run", lambda *given: asked.append(given) or get_run(*given))
     for is_new in (True, False):
@@ -52,7 +52,7 @@ def test_of_a_run_that_it_has_just_made_nothing_is_asked(folder, journal, write,
         uploader.leave()
 
 
-def test_one_great_window_is_sent_in_parts(journal, write, upload, client):
+def test_large_window_is_sent_in_parts(journal, write, upload, client):
     write.start(journal)
     write.rows(journal, 1, 3001)
     ack = upload()
@@ -60,7 +60,7 @@ def test_one_great_window_is_sent_in_parts(journal, write, upload, client):
 
 
 @pytest.mark.parametrize("offset", [0, "middle"])
-def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client, offset):
+def test_points_sent_again_are_stored_once(folder, journal, write, upload, client, offset):
     write.start(journal, uid="u1")
     write.rows(journal, 1, 600)
     ack = upload()
@@ -77,14 +77,14 @@ def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client
     assert len(client.search_runs([first.experiment_id])) == 1 and at < first.offset
 
 
-def test_nan_and_infinities_are_stored_as_mlflow_has_them(journal, write, upload, client):
+def test_nan_and_infinities_are_stored(journal, write, upload, client):
     write.start(journal)
     journal.points(("a",), [1, 2, 3], [1, 2, 3], [[np.nan], [np.inf], [-np.inf]])
     found = write.history(client, upload().run_id, "a")
     assert np.isnan(found[0][2]) and found[1][2] > 1e308 and found[2][2] < -1e308
 
 
-def test_names_are_spelled_and_values_cut(journal, write, upload, client):
+def test_names_become_valid_and_values_short(journal, write, upload, client):
     write.start(journal, params={"model.layers[0]": 64, "text": "x" * 9000, "/odd=": 1}, tags={"a@b": "y" * 9000})
     journal.points(("acc[0]", "loss@x"), [1], [1], [[1.0, 2.0]])
     ack = upload()
@@ -98,7 +98,7 @@ TWO = ("train/p>0.5", "train/p<0.5")  # MLflow accepts neither, and would replac
 
 
 @pytest.mark.parametrize("most", [None, 100])
-def test_metrics_whose_names_fall_together_stay_apart(folder, journal, write, upload, client, uri, empty_store, most):
+def test_metrics_with_equal_names_stay_distinct(folder, journal, write, upload, client, uri, empty_store, most):
     plan = {"most": most, "expected": 300}
     write.start(journal, points=plan)
     write.rows(journal, 1, 100, names=("train/loss", TWO[0]))
@@ -128,7 +128,7 @@ def test_metrics_whose_names_fall_together_stay_apart(folder, journal, write, up
     assert found.data.metrics == metrics
 
 
-def test_a_changed_param_is_refused_and_no_other_is_held_back(folder, journal, write, upload, client):
+def test_changed_param_is_refused_without_others(folder, journal, write, upload, client):
     write.start(journal, params={f"p{n}": n for n in range(250)})
     journal.event("params", params={"p7": "other", "new": 1})
     write.end(journal)
@@ -155,7 +155,7 @@ class Picky:
         return getattr(self._client, name)
 
 
-def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, monkeypatch):
+def test_refused_point_is_left_out_without_others(folder, journal, write, client, uri, monkeypatch):
     poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest point of its name
     poison |= {("train/loss", 503)}  # from a later call
     monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Picky(client, poison=poison))
@@ -177,7 +177,7 @@ def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, client, uri, monkeypatch, is_gone):
+def test_params_after_interrupted_call_are_complete(folder, journal, write, client, uri, monkeypatch, is_gone):
     """The params of the first call are stored and not sent again; or the run is gone with its params."""
 
     class Breaking(Picky):
@@ -202,7 +202,7 @@ def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, 
     assert client.get_run(uploader.ack.run_id).data.params == params
 
 
-def test_refused_param_after_a_kill_is_set_aside(folder, journal, write, client, uri, monkeypatch):
+def test_refused_param_after_kill_is_left_out(folder, journal, write, client, uri, monkeypatch):
     monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Picky(client, poison={"p1"}))
     write.start(journal, params={"p1": "1", "p2": "2"})
     write.rows(journal, 1, 10)
@@ -246,7 +246,7 @@ def test_another_store_gets_everything(folder, journal, write, upload, uri, empt
     assert uploader.ack.offset == 0 and uploader.attempt() and uploader.ack.points_written == first.points_written
 
 
-def test_a_deleted_run_takes_nothing_until_it_is_restored(folder, journal, write, upload, client, uri):
+def test_deleted_run_waits_until_restored(folder, journal, write, upload, client, uri):
     write.start(journal)
     run_id = upload().run_id
     client.delete_run(run_id)
@@ -260,7 +260,7 @@ def test_a_deleted_run_takes_nothing_until_it_is_restored(folder, journal, write
     assert len(write.history(client, run_id, "train/loss")) == 500
 
 
-def test_a_run_that_is_deleted_meanwhile_makes_no_poison(folder, journal, write, client, uri):
+def test_run_deleted_during_sending_rejects_nothing(folder, journal, write, client, uri):
     write.start(journal)
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
@@ -270,7 +270,7 @@ def test_a_run_that_is_deleted_meanwhile_makes_no_poison(folder, journal, write,
     assert uploader.ack.points_rejected == 0 and not (folder / "journal" / "rejected.jsonl").exists()
 
 
-def test_a_deleted_experiment_is_not_brought_back(journal, write, upload, client):
+def test_deleted_experiment_stays_deleted(journal, write, upload, client):
     old = client.create_experiment("digits")
     client.delete_experiment(old)
     write.start(journal)
@@ -279,7 +279,7 @@ def test_a_deleted_experiment_is_not_brought_back(journal, write, upload, client
     assert "this run is in digits-2" in ack.warnings[0]
 
 
-def test_a_run_that_goes_on_runs_again_and_ends_anew(journal, write, upload, client):
+def test_resumed_run_is_running_and_ends_again(journal, write, upload, client):
     write.start(journal, uid="u1")
     write.end(journal, "KILLED")
     ack = upload()
@@ -290,7 +290,7 @@ def test_a_run_that_goes_on_runs_again_and_ends_anew(journal, write, upload, cli
     assert upload().ended and client.get_run(ack.run_id).info.status == "FINISHED"
 
 
-def test_a_run_without_an_end_is_marked_as_killed_until_its_end_comes(folder, journal, write, uri, client):
+def test_run_without_end_is_killed_until_end(folder, journal, write, uri, client):
     write.start(journal)
     uploader = Uploader(folder, uri)
     assert uploader.abandon() and uploader.ack.run_id is None  # nothing was sent, so nothing is marked
@@ -306,7 +306,7 @@ def test_a_run_without_an_end_is_marked_as_killed_until_its_end_comes(folder, jo
     assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags and read_ack(folder).state == "ended"
 
 
-def test_a_run_that_has_ended_is_not_abandoned(folder, journal, write, uri, client):
+def test_ended_run_is_not_abandoned(folder, journal, write, uri, client):
     write.start(journal)
     write.end(journal)
     uploader = Uploader(folder, uri)
@@ -314,7 +314,7 @@ def test_a_run_that_has_ended_is_not_abandoned(folder, journal, write, uri, clie
     assert client.get_run(uploader.ack.run_id).info.status == "FINISHED"
 
 
-def test_a_data_set_is_there_once_however_often_it_is_sent(folder, journal, write, upload, client):
+def test_data_set_sent_again_is_stored_once(folder, journal, write, upload, client):
     write.start(journal)
     journal.event(
         "dataset",
@@ -357,9 +357,7 @@ def test_files_and_folders_become_artifacts(folder, journal, write, upload, clie
     assert (store_uri.sqlite_path(uri).parent / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
 
 
-def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
-    folder, journal, write, uri, client, monkeypatch
-):
+def test_failed_file_waits_without_delaying_others(folder, journal, write, uri, client, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
@@ -382,7 +380,7 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
     assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt"]
 
 
-def test_of_two_that_wait_one_arrives_and_the_other_still_waits(folder, journal, write, uri, client, monkeypatch):
+def test_one_of_two_waiting_files_is_sent(folder, journal, write, uri, client, monkeypatch):
     whole = mlflow_events.log_artifact
     late = {"a.txt", "b.txt"}
 
@@ -406,7 +404,7 @@ def test_of_two_that_wait_one_arrives_and_the_other_still_waits(folder, journal,
     assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt", "b.txt"]
 
 
-def test_windows_that_go_out_together_are_acknowledged_to_the_last(folder, journal, write, upload, client):
+def test_joined_windows_are_acknowledged_together(folder, journal, write, upload, client):
     write.start(journal)
     for first in (1, 11, 21):
         write.rows(journal, first, 10)
@@ -416,7 +414,7 @@ def test_windows_that_go_out_together_are_acknowledged_to_the_last(folder, journ
     assert len(write.history(client, ack.run_id, "train/loss")) == 30
 
 
-def test_a_journal_of_another_run_goes_into_a_page_of_its_own(folder, journal, write, upload, client):
+def test_journal_of_another_run_makes_another(folder, journal, write, upload, client):
     write.start(journal, uid="u1")
     write.rows(journal, 1, 10)
     first = upload()
@@ -429,9 +427,7 @@ def test_a_journal_of_another_run_goes_into_a_page_of_its_own(folder, journal, w
         assert len(write.history(client, ack.run_id, "train/loss")) == count
 
 
-def test_what_waits_goes_on_waiting_when_mlflow_goes_away_at_its_second_try(
-    folder, journal, write, uri, client, monkeypatch
-):
+def test_outage_at_second_attempt_keeps_waiting(folder, journal, write, uri, client, monkeypatch):
     def fail(*args):
         raise OSError("not now")
 
@@ -452,9 +448,7 @@ def test_what_waits_goes_on_waiting_when_mlflow_goes_away_at_its_second_try(
     assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
 
 
-def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch(
-    folder, journal, write, uri, client, monkeypatch
-):
+def test_changed_param_of_resumed_run_is_reported(folder, journal, write, uri, client, monkeypatch):
     sent = []
 
     class Counting(Picky):
@@ -473,9 +467,7 @@ def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch
     )
 
 
-def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
-    folder, journal, write, uri, client, monkeypatch
-):
+def test_artifact_in_an_outage_keeps_its_place(folder, journal, write, uri, client, monkeypatch):
     def cut(*args):
         raise ConnectionError("the line was cut")
 
@@ -494,7 +486,7 @@ def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
     assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
 
 
-def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, uri, client, monkeypatch, caplog):
+def test_outage_loses_nothing(folder, journal, write, uri, client, monkeypatch, caplog):
     write.start(journal)
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
@@ -512,7 +504,7 @@ def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, ur
     assert uploader.attempt() and uploader.ack.points_written == 20 and uploader.ack.error is None
 
 
-def test_an_event_of_a_later_version_is_left_out(journal, write, upload):
+def test_event_of_later_version_is_left_out(journal, write, upload):
     write.start(journal)
     journal.event("hologram", of="loss")
     write.end(journal)
@@ -520,13 +512,13 @@ def test_an_event_of_a_later_version_is_left_out(journal, write, upload):
     assert ack.is_complete and "the event `hologram` is unknown to this version" in ack.warnings[0]
 
 
-def test_a_journal_without_a_start_says_so(folder, journal, write, uri):
+def test_journal_without_start_is_reported(folder, journal, write, uri):
     write.rows(journal, 1, 1)
     uploader = Uploader(folder, uri)
     assert not uploader.attempt() and "does not begin with the start of a run" in uploader.ack.error
 
 
-def test_an_ack_of_another_journal_is_not_believed(folder, journal, write, upload):
+def test_ack_of_another_journal_is_discarded(folder, journal, write, upload):
     write.start(journal)
     write.rows(journal, 1, 5)
     ack = upload()
@@ -535,7 +527,7 @@ def test_an_ack_of_another_journal_is_not_believed(folder, journal, write, uploa
         assert upload().points_written == 10
 
 
-def test_the_machine_is_measured_while_the_run_lives(folder, journal, write, uri, monkeypatch):
+def test_machine_is_measured_while_run_is_running(folder, journal, write, uri, monkeypatch):
     monkeypatch.setattr(SystemMetrics, "sample", lambda self, now=False, sends=True: samples.append(now))
     samples = []
     write.start(journal, system_metrics=True)
@@ -548,9 +540,7 @@ def test_the_machine_is_measured_while_the_run_lives(folder, journal, write, uri
     assert samples[-1] is True
 
 
-def test_the_machine_of_a_run_that_goes_on_is_measured_at_the_runs_age(
-    journal, write, uri, client, monkeypatch, folder
-):
+def test_resumed_run_is_measured_at_its_age(journal, write, uri, client, monkeypatch, folder):
     monkeypatch.setattr(SystemMetrics, "sample", lambda self, now=False, sends=True: began.append(self._start_ms))
     began = []
     for start_ms in (1_700_000_000_000, 1_700_000_600_000):
@@ -561,7 +551,7 @@ def test_the_machine_of_a_run_that_goes_on_is_measured_at_the_runs_age(
     assert set(began) == {1_700_000_000_000}
 
 
-def test_a_turn_sends_one_thing_and_what_was_postponed_comes_last(folder, journal, write, uri, client, monkeypatch):
+def test_turn_sends_one_item_files_last(folder, journal, write, uri, client, monkeypatch):
     write.start(journal)
     journal.event("artifact", path="a.txt", to="")
     write.rows(journal, 1, 700)
@@ -596,7 +586,7 @@ def two_runs(tmp_path, write):
     return child, parent
 
 
-def test_a_child_is_linked_to_its_parent(tmp_path, write, uri, client):
+def test_child_is_linked_to_its_parent(tmp_path, write, uri, client):
     child, parent = two_runs(tmp_path, write)
     parent_id, ack = sync(parent, uri).run_id, sync(child, uri)
     assert ack.is_complete and ack.error is None and ack.warnings == ()
@@ -619,7 +609,7 @@ def test_refused_parent_link_is_not_sent_again(tmp_path, write, uri, client, mon
     assert second == first and "is sent again" not in caplog.text
 
 
-def test_a_child_that_comes_before_its_parent_is_linked_later(tmp_path, write, uri, client):
+def test_child_before_its_parent_is_linked_later(tmp_path, write, uri, client):
     child, parent = two_runs(tmp_path, write)
     before = sync(child, uri, grace_seconds=1000)  # it does not wait, as only the parent's sync can help
     assert before.ended and before.points_written == 10 and not before.is_complete
@@ -639,7 +629,7 @@ def test_child_in_a_new_store_waits_for_its_parent(tmp_path, write, uri, client,
     assert client.get_run(later.ack.run_id).data.tags["mlflow.parentRunId"] == first.ack.run_id
 
 
-def test_a_dead_child_without_its_parent_is_marked_as_killed_all_the_same(folder, journal, write, uri, client):
+def test_killed_child_without_parent_is_marked(folder, journal, write, uri, client):
     write.start(journal)
     journal.event("parent", **PARENT)
     journal.close()
@@ -648,7 +638,7 @@ def test_a_dead_child_without_its_parent_is_marked_as_killed_all_the_same(folder
     assert client.get_run(ack.run_id).info.status == "KILLED"
 
 
-def test_another_server_gets_the_link_too(tmp_path, write, uri, client, empty_store):
+def test_another_store_gets_the_link(tmp_path, write, uri, client, empty_store):
     child, parent = two_runs(tmp_path, write)
     first = [sync(folder, uri).run_id for folder in (parent, child)]
     other = store_uri.sqlite_path(uri).with_name("other.db")
@@ -659,7 +649,7 @@ def test_another_server_gets_the_link_too(tmp_path, write, uri, client, empty_st
     assert there.get_run(second[1]).data.tags["mlflow.parentRunId"] == second[0]
 
 
-def test_a_parent_is_found_in_the_experiment_that_took_the_place(tmp_path, write, uri, client):
+def test_parent_is_found_in_numbered_experiment(tmp_path, write, uri, client):
     client.delete_experiment(client.create_experiment("digits"))
     child, parent = two_runs(tmp_path, write)
     parent_id, ack = sync(parent, uri).run_id, sync(child, uri)
@@ -667,7 +657,7 @@ def test_a_parent_is_found_in_the_experiment_that_took_the_place(tmp_path, write
     assert ack.is_complete and client.get_run(ack.run_id).data.tags["mlflow.parentRunId"] == parent_id
 
 
-def test_a_parent_in_the_bin_counts_when_there_is_no_other(tmp_path, write, uri, client):
+def test_deleted_parent_is_linked_without_another(tmp_path, write, uri, client):
     child, parent = two_runs(tmp_path, write)
     parent_id = sync(parent, uri).run_id
     client.delete_experiment(client.get_experiment_by_name("digits").experiment_id)
@@ -676,7 +666,7 @@ def test_a_parent_in_the_bin_counts_when_there_is_no_other(tmp_path, write, uri,
 
 
 @pytest.mark.parametrize("status", ["KILLED", None])
-def test_a_run_that_goes_on_after_its_end_is_one_run(folder, write, uri, client, empty_store, status):
+def test_run_resumed_after_end_stays_one(folder, write, uri, client, empty_store, status):
     with Journal(folder) as journal:
         write.start(journal, uid="u1")
         write.rows(journal, 1, 10)
