@@ -1,10 +1,12 @@
 """The launcher for a Ray cluster (hydra/launcher=ray): request an actor from Ray for each job, and run the job in it.
 
-This module runs in the sweep's process, and ray_worker.py in the actors. Each job keeps its actor until it ends.
+RayCluster is in the sweep's process, and Site in the actors. Each job keeps its actor until it ends. The machines share the
+directory of the sweep.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -17,7 +19,7 @@ import sys
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +33,61 @@ from runner.experiment.directory import CONSOLE
 from runner.sweep.jobs.prepare import DevicesFor, PreparedJob
 from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
-from runner.sweep.launchers.ray_worker import Arrival, Home, Site, files_in, write_files
 from runner.sweep.launchers.worker import Request
-from runner.tracking import store_uri
 from runner.version import PACKAGES, python_path
 
-MARK = ".ray"  # in the sweep's directory while the sweep runs: a machine that can read it shares the user's files
+MARK = (
+    ".ray"  # in the sweep's directory while the sweep runs: a machine that reads the secret in it shares the directory
+)
 MAX_REQUESTED = 64  # maximum number of actors requested in advance, for the CPU and for GPUs separately
 SECONDS_TO_ANSWER = 5.0
+LOOK_SECONDS = 0.1
+
+
+class Site:
+    """The Ray actor of one job: a separate process that holds the job's share of the machine's resources.
+
+    The job is a child process, so that it can receive a signal to save its state, and so that a crash has an exit code. When
+    the actor ends, for any reason, its job gets a SIGTERM and its grace period (runner.sweep.launchers.worker). All methods run
+    in one thread.
+    """
+
+    def __init__(self, folder: str, environment: dict[str, str]) -> None:
+        """folder: The user's current directory. environment: Variables added to the environment that Ray sets."""
+        if Path(folder).is_dir():
+            os.chdir(folder)  # relative paths in the configuration are relative to the user's directory
+        self._process_pool = ProcessPool(environment)
+
+    async def arrived(self, mark: str, secret: str) -> tuple[str, bool]:
+        """Return the id of the node, and whether it shares the sweep's directory, in which `mark` is."""
+        import ray
+
+        is_shared = Path(mark).is_file() and Path(mark).read_text() == secret
+        return ray.get_runtime_context().get_node_id(), is_shared
+
+    async def run(self, request: Request) -> int | None:
+        """Return the exit code, or minus the signal."""
+        self._number = request.number
+        self._process_pool.start(request)
+        try:
+            while not (ended := self._process_pool.ended()):
+                await asyncio.sleep(LOOK_SECONDS)
+            return ended[0].code
+        finally:
+            self._process_pool.close()
+
+    async def stop(self, what: int) -> None:
+        self._process_pool.signal(self._number, signal.Signals(what), whole_group=what == signal.SIGKILL)
 
 
 @dataclass
 class Stay:
     """A job and its actor, from the actor's request to the job's end."""
 
-    folder: Path
     device: str
     actor: Any
-    promise: Any  # Ray's, of an Arrival; of a running job: of its exit code and files
-    arrival: Arrival | None = None  # None: it does not run yet
+    promise: Any  # Ray's, of the node; of a running job: of its exit code
+    node: str | None = None  # its id; None: Ray has not placed the actor yet
     problem: str | None = None  # why it did not start
 
 
@@ -83,15 +121,14 @@ class RayCluster:
         self._gpu_slots = int(config.sweep.slots.cuda)
         self._grace_seconds = float(config.sweep.grace_seconds)
         self._folder = Path(config.hydra.sweep.dir).absolute()
-        self._home = Home(str(Path.cwd()), str(self._folder / MARK), uuid.uuid4().hex)
+        self._mark, self._secret = self._folder / MARK, uuid.uuid4().hex
 
     @property
     def devices_for(self) -> DevicesFor:
         return functools.partial(devices_in, has_gpus=self._amount("GPU") > 0)
 
     def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        Path(self._home.mark).write_text(self._home.secret)
+        self._mark.write_text(self._secret)
         counts = [(len(self._nodes()), "node"), *((self._amount(kind), kind) for kind in ("CPU", "GPU"))]
         cluster = ", ".join(f"{count:g} {name}{'s' * (count != 1)}" for count, name in counts)
         demands = [f"; a job on {name} takes {in_words(self.demand(name))}" for name in sorted(devices)]
@@ -99,24 +136,28 @@ class RayCluster:
 
     def start(self, prepared: PreparedJob, context: RunContext) -> str | None:
         """Request an actor from Ray, and start the job in it once it runs."""
-        number, folder = prepared.job.number, self._folder / prepared.job.folder_name
+        number = prepared.job.number
         stay = self._stays.get(number)
         if stay is None:
             device = prepared.devices[0]
-            if sum(other.device == device and other.arrival is None for other in self._stays.values()) < MAX_REQUESTED:
-                self._stays[number] = self._request_actor(folder, device, prepared.job.name)
+            if sum(other.device == device and other.node is None for other in self._stays.values()) < MAX_REQUESTED:
+                self._stays[number] = self._request_actor(device, prepared.job.name)
             return None
         if stay.promise not in self._ready:
             return None
         self._ready.remove(stay.promise)
         try:
-            stay.arrival = self._ray.get(stay.promise)
+            stay.node, is_shared = self._ray.get(stay.promise)
         except self._ray.exceptions.RayError as error:
             stay.problem = f"Ray gave it no place: {_line_of(error)}"
             return stay.device
-        files = {} if stay.arrival.folder is None else files_in(folder)
-        stay.promise = stay.actor.run.remote(self._request(prepared, context, stay.arrival), files)
-        return f"{stay.device} at {self._name_of(stay.arrival)}"
+        name = self._name_of(stay.node)
+        if is_shared:
+            stay.promise = stay.actor.run.remote(self._request(prepared, context))
+        else:
+            fix = "use a directory that all machines share: `hydra.sweep.dir=/SHARED/DIRECTORY`"
+            stay.problem = f"{name} does not have the directory {self._folder}; {fix}"
+        return f"{stay.device} at {name}"
 
     def ended(self, seconds: float) -> list[Ended]:
         promises = [stay.promise for stay in self._stays.values() if stay.promise not in self._ready]
@@ -129,11 +170,11 @@ class RayCluster:
         return [self._end_of(number, stay) for number, stay in over.items()]
 
     def _is_over(self, stay: Stay) -> bool:
-        return stay.problem is not None or (stay.arrival is not None and stay.promise in self._ready)
+        return stay.problem is not None or (stay.node is not None and stay.promise in self._ready)
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         for stay in self._stays.values():
-            if stay.arrival is not None:
+            if stay.node is not None and stay.problem is None:
                 stay.actor.stop.remote(int(what))
                 if self._is_killing:  # its machine no longer answers
                     self._ray.kill(stay.actor)
@@ -145,7 +186,7 @@ class RayCluster:
                 self._ray.kill(stay.actor)
             if self._is_ours:
                 self._ray.shutdown()
-        Path(self._home.mark).unlink(missing_ok=True)
+        self._mark.unlink(missing_ok=True)
 
     def demand(self, device: str) -> dict[str, float]:
         """Return the resources that one job requests, by Ray's names. A job on a GPU takes num_gpus, or its slot's share."""
@@ -195,53 +236,42 @@ class RayCluster:
     def _amount(self, kind: str) -> float:
         return float(sum(node["Resources"].get(kind, 0) for node in self._nodes()))
 
-    def _name_of(self, arrival: Arrival) -> str:
-        node = next((node for node in self._ray.nodes() if node["NodeID"] == arrival.node_id), None)
+    def _name_of(self, node_id: str) -> str:
+        node = next((node for node in self._ray.nodes() if node["NodeID"] == node_id), None)
         if node is None:
-            return arrival.node_id[:8]
+            return node_id[:8]
         named = node.get("NodeName") not in (None, "", node["NodeManagerAddress"])
         return str(node["NodeName"] if named else node["NodeManagerHostname"])
 
-    def _request_actor(self, folder: Path, device: str, name: str) -> Stay:
+    def _request_actor(self, device: str, name: str) -> Stay:
         demand = self.demand(device)
         if fits_nowhere(demand, self._nodes()):
             print(f"waiting: no node of the cluster has {in_words(demand)}; it is needed for {name}", flush=True)
         # a query would create a context of about 400 MB on a GPU
         environment = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        actor = self.actor(Site, demand, self._home, environment)
-        return Stay(folder, device, actor, actor.arrived.remote())
+        actor = self.actor(Site, demand, str(Path.cwd()), environment)
+        return Stay(device, actor, actor.arrived.remote(str(self._mark), self._secret))
 
-    def _request(self, prepared: PreparedJob, context: RunContext, arrival: Arrival) -> Request:
-        folder, config = self._folder / prepared.job.folder_name, prepared.config
-        if arrival.folder is not None:
-            folder, config = Path(arrival.folder), config.copy()
-            config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.folder, "."
-            # the study is in the user's files, which this machine does not share: no trial is pruned here
-            # the sweep publishes to a file of the user, once the job's files are back
-            is_file = config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri))
-            assert context.member is not None
-            publishes = context.member.publishes and not is_file
-            context = replace(context, trial=None, member=replace(context.member, publishes=publishes))
+    def _request(self, prepared: PreparedJob, context: RunContext) -> Request:
         return Request(
             prepared.job.number,
             "runner.sweep.jobs.run_job:run_pickled",
-            pickle.dumps((config, self._hydra_context, context)),
-            str(folder / CONSOLE),
-            variables_of(OmegaConf.to_yaml(config), os.environ),
+            pickle.dumps((prepared.config, self._hydra_context, context)),
+            str(self._folder / prepared.job.folder_name / CONSOLE),
+            variables_of(OmegaConf.to_yaml(prepared.config), os.environ),
             self._grace_seconds,
         )
 
     def _end_of(self, number: int, stay: Stay) -> Ended:
         del self._stays[number]
         self._ready.discard(stay.promise)
-        cause, code = stay.problem, None
-        if stay.arrival is not None:
+        code: int | None = 1
+        cause = stay.problem
+        if stay.node is not None and cause is None:
             try:
-                code, files = self._ray.get(stay.promise)
-                if stay.arrival.folder is not None:
-                    write_files(files, stay.folder)
+                code = self._ray.get(stay.promise)
             except self._ray.exceptions.RayError as error:
-                cause = f"its place on {self._name_of(stay.arrival)} was lost: {_line_of(error)}"
+                code, cause = None, f"its place on {self._name_of(stay.node)} was lost: {_line_of(error)}"
         self._ray.kill(stay.actor)
         return Ended(number, code, cause)
 

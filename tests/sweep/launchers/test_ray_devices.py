@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import pickle
+import socket
+import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from refused import problems_of
 
 from runner.device import Hardware
-from runner.sweep.launchers.ray import RayCluster, devices_in, fits_nowhere, in_words
+from runner.experiment.context import RunContext
+from runner.sweep.jobs.ledger import Job
+from runner.sweep.jobs.prepare import PreparedJob
+from runner.sweep.launchers.ray import RayCluster, Site, devices_in, fits_nowhere, in_words, variables_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +31,7 @@ from runner.sweep.launchers.ray import RayCluster, devices_in, fits_nowhere, in_
         (("mps", "auto"), True, ("cuda",)),
     ],
 )
-def test_a_policy_takes_the_first_that_the_cluster_has(policy, has_gpus, devices):
+def test_devices_in_takes_first_of_cluster(policy, has_gpus, devices):
     assert devices_in(policy, Hardware(), has_gpus=has_gpus) == devices
 
 
@@ -38,13 +46,13 @@ def test_a_policy_takes_the_first_that_the_cluster_has(policy, has_gpus, devices
     ],
     ids=str,
 )
-def test_what_the_cluster_has_not_is_said_with_its_mend(policy, has_gpus, messages):
+def test_devices_in_missing_device_has_help(policy, has_gpus, messages):
     messages(problems_of(devices_in, policy, Hardware(), has_gpus=has_gpus))
 
 
-def test_the_question_travels_to_the_process_that_checks_the_jobs():
-    ask = pickle.loads(pickle.dumps(partial(devices_in, has_gpus=True)))
-    assert ask(("auto",), Hardware()) == ("cuda",)
+def test_devices_in_can_be_pickled():
+    function = pickle.loads(pickle.dumps(partial(devices_in, has_gpus=True)))
+    assert function(("auto",), Hardware()) == ("cuda",)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +65,13 @@ def test_the_question_travels_to_the_process_that_checks_the_jobs():
         ("cuda", 2, 4, {"CPU": 2, "GPU": 2, "moon": 1}),
     ],
 )
-def test_a_job_asks_for_gpus_by_its_device(device, num_gpus, gpu_slots, demand):
+def test_demand_of_device_counts_gpus(device, num_gpus, gpu_slots, demand):
     cluster = RayCluster(num_cpus=2, num_gpus=num_gpus, resources={"moon": 1})
     cluster._gpu_slots = gpu_slots
     assert cluster.demand(device) == demand
 
 
-def test_a_demand_that_no_single_living_node_could_ever_meet_fits_nowhere():
+def test_fits_nowhere_looks_at_single_nodes():
     nodes = [
         {"Alive": True, "Resources": {"CPU": 8.0}},
         {"Alive": True, "Resources": {"CPU": 1.0, "GPU": 1.0}},
@@ -72,3 +80,76 @@ def test_a_demand_that_no_single_living_node_could_ever_meet_fits_nowhere():
     assert not fits_nowhere({"CPU": 1, "GPU": 1}, nodes)
     assert fits_nowhere({"CPU": 2, "GPU": 1}, nodes)
     assert in_words({"CPU": 2, "GPU": 0.5}) == "2 CPU, 0.5 GPU"
+
+
+class RayError(Exception):
+    """Stands for Ray's."""
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """Stands for the module, as an import of Ray changes the process."""
+    module = SimpleNamespace(is_initialized=lambda: False, exceptions=SimpleNamespace(RayError=RayError))
+    module.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setitem(sys.modules, "ray", module)
+    return module
+
+
+def test_connect_without_listener_names_address(ray):
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (problem,) = problems_of(RayCluster(address).connect)
+    assert problem.message.startswith("Ray doesn't answer at")
+    assert problem.source == f"hydra.launcher.address={address}"
+
+
+def test_site_without_mark_shares_nothing(ray, tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.sweep.launchers.ray.ProcessPool", lambda environment: None)
+    monkeypatch.chdir(tmp_path)
+    site, mark = Site(str(tmp_path), {}), tmp_path / ".ray"
+    shared = [asyncio.run(site.arrived(str(mark), "secret"))]
+    for content in ("another sweep's", "secret"):
+        mark.write_text(content)
+        shared.append(asyncio.run(site.arrived(str(mark), "secret")))
+    assert shared == [("node", False), ("node", False), ("node", True)]
+
+
+def test_job_on_unsharing_node_fails_with_help(ray, tmp_path, capsys):
+    """And a line says that no node has what the job needs."""
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}, "sweep": {"slots": {"cuda": 1}}})
+    config.sweep.grace_seconds = 1
+    cluster = RayCluster(resources={"moon": 1})
+    cluster.setup(None, config)
+    node = {
+        "Alive": True,
+        "Resources": {"CPU": 1.0},
+        "NodeID": "1",
+        "NodeName": "away",
+        "NodeManagerAddress": "10.0.0.1",
+    }
+    actor = SimpleNamespace(arrived=SimpleNamespace(remote=lambda *mark: "promise"))
+    remote = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *arguments: actor))
+    ray.nodes, ray.remote, ray.kill = lambda: [node], lambda kind: remote, lambda actor: None
+    ray.get, ray.wait = lambda promise: ("1", False), lambda promises, **options: (promises, [])
+    cluster._ray = ray
+    prepared = PreparedJob(Job(3, (), "seed=3", folder_name="3"), OmegaConf.create({}), devices=("cpu",))
+    assert cluster.start(prepared, RunContext()) is None
+    assert "waiting: no node of the cluster has 1 CPU, 1 moon; it is needed for seed=3" in capsys.readouterr().out
+    assert cluster.ended(0) == []
+    assert cluster.start(prepared, RunContext()) == "cpu at away"
+    (ended,) = cluster.ended(0)
+    assert (ended.number, ended.code) == (3, 1)
+    assert f"away does not have the directory {tmp_path}" in ended.cause and "hydra.sweep.dir=" in ended.cause
+
+
+def test_variables_of_job_are_few():
+    environment = {
+        "HOME": "/h",
+        "DATA": "/d",
+        "MLFLOW_TRACKING_URI": "http://m",
+        "RUNNER_ALLOW": "timm",
+        "PATH": "/bin",
+    }
+    taken = variables_of("data: {path: '${oc.env:DATA}/x'}\nother: ${oc.env: ABSENT,1}\n", environment)
+    assert taken == {"DATA": "/d", "MLFLOW_TRACKING_URI": "http://m", "RUNNER_ALLOW": "timm"}
