@@ -105,12 +105,12 @@ def left(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
-def test_each_part_is_told_and_nothing_is_left(here, capsys):
+def test_check_reports_parts_and_leaves_nothing(here, capsys):
     before = left(here)
     assert cli.main([*WORDS, "model=net", "train.hooks=[my_parts.good_hook]"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    told = [re.split(r"[:(]| of [0-9]", line[8:])[0].strip() for line in lines if line.startswith("check:  ")]
-    assert told == [
+    recorded = [re.split(r"[:(]| of [0-9]", line[8:])[0].strip() for line in lines if line.startswith("check:  ")]
+    assert recorded == [
         *("data, model, optimizer", "the last batch of train", "2 optimizer steps", "a batch of val"),
         *("a batch of test", "hooks", "checkpoint", "plots", "model"),
         *("export as safetensors", "export as pt2"),
@@ -122,7 +122,7 @@ def test_each_part_is_told_and_nothing_is_left(here, capsys):
     assert left(here) == before
 
 
-def test_last_stays_what_it_was(here, capsys):
+def test_check_does_not_change_last(here, capsys):
     words = [word for word in NET if word != "train.check=true"]
     assert cli.main([*words, "train.num_steps=1", "tracking.enabled=false"]) == 0
     (folder,) = Path("outputs").glob("*/*")
@@ -135,7 +135,7 @@ def test_last_stays_what_it_was(here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("more", "code", "output"),
     [
         (["model=net", "task=own", "task.function._target_=my_parts.at_validation"], 1, "ValueError: no validation"),
         (["model=net", "task.metrics={own:{_target_:my_parts.OnSecondUse}}"], 1, "ValueError: no test"),
@@ -148,25 +148,25 @@ def test_last_stays_what_it_was(here, capsys):
         (["model=net", "optimizer.lr=1e30"], 1, "train/loss is"),
     ],
 )
-def test_a_problem_in_any_part_is_found(here, capsys, more, code, said):
+def test_check_reports_problem_of_each_part(here, capsys, more, code, output):
     words = [word for word in WORDS if not (word.startswith("task.plots") and "task=own" in more)]
     before = left(here)
     assert cli.main([*words, *more, "tracking.enabled=false"]) == code
     out, err = capsys.readouterr()
-    assert said in " ".join((out + err).split()) and "everything works" not in out
+    assert output in " ".join((out + err).split()) and "everything works" not in out
     assert left(here) == before
-    if said.startswith("ValueError"):
+    if output.startswith("ValueError"):
         log = Path(out.splitlines()[-1].removeprefix("log").strip())
         assert "Traceback" in log.read_text()
         log.unlink()
 
 
-def test_a_model_without_a_graph_works_as_its_pickle_does(here, capsys):
+def test_check_exports_branching_model_as_pickle(here, capsys):
     assert cli.main([*WORDS, "model=branching", "tracking.enabled=false"]) == 0
     assert "export as pickle of" in capsys.readouterr().out
 
 
-def test_pictures_that_can_not_be_drawn_are_a_fault(here, capsys, monkeypatch):
+def test_check_with_failing_plot_fails(here, capsys, monkeypatch):
     monkeypatch.setattr("runner.experiment.plots.draw.draw_confusion", lambda results: 1 / 0)
     assert cli.main([*NET, "tracking.enabled=false"]) == 1
     assert "✗ failed   plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
@@ -186,18 +186,18 @@ def test_check_of_a_kept_run_is_refused(here, capsys):
         assert left(here) == before
 
 
-def test_a_run_of_a_notebook_is_not_checked(here):
+def test_check_in_a_notebook_raises(here):
     with pytest.raises(RunnerError, match=r"run\(\) train\.check=true"):
         run(NET)
 
 
-def test_the_answer_for_a_program(here, capsys):
+def test_check_answers_as_json(here, capsys):
     assert cli.main([*NET, "tracking.enabled=false", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["folder"] is None and found["num_steps"] == 2 and found["status"] == "finished"
 
 
-def test_the_traceback_of_what_fails_before_the_first_step_is_kept(here, capsys):
+def test_check_keeps_traceback_of_early_error(here, capsys):
     (here / "my_data.py").write_text("def rows():\n    raise KeyError('no rows')\n")
     (here / "conf" / "data").mkdir()
     (here / "conf" / "data" / "mine.yaml").write_text("_target_: my_data.rows\n")
@@ -224,7 +224,7 @@ def test_check_of_two_processes_passes(here, warm):
         "data.residency=stream data.num_workers=1 train.keep_checkpoints=best:1",
     ],
 )
-def test_recipes_and_settings_pass(here, capfd, words):
+def test_check_of_experiments_passes(here, capfd, words):
     assert cli.main([*words.split(), "train.check=true", "tracking.enabled=false"]) == 0
     assert "check: everything works (" in capfd.readouterr().out
     assert not [*here.glob(".runner-check-*")]

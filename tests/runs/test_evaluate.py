@@ -24,7 +24,7 @@ QUIET = ("tracking.enabled=false", "task.plots=false")
 
 
 @pytest.mark.parametrize("name", ["digits", "table", "sizes", "raw"])
-def test_the_own_splits_come_to_what_the_run_measured(name, run):
+def test_evaluate_own_splits_equals_run(name, run):
     folder = Path(f"outputs/{name}/run")
     code, out, _ = run("evaluate", str(folder), "device=cpu")
     assert code == 0
@@ -48,7 +48,7 @@ def test_the_own_splits_come_to_what_the_run_measured(name, run):
         (24, "checkpoints/step-24.pt", {"val/loss": 0.7}),
     ],
 )
-def test_a_test_of_other_weights_is_not_shown_beside_them(step, weights, expected, tmp_path):
+def test_evaluate_hides_test_of_other_weights(step, weights, expected, tmp_path):
     with Journal(tmp_path) as journal:
         journal.points(("val/loss",), [12, 24], [0, 0], [[0.5], [0.7]])
         journal.points(("test/loss",), [24], [0], [[0.6]])
@@ -63,7 +63,7 @@ def test_as_json_for_programs(run):
     assert found["metrics"] == pytest.approx(found["in_the_run"], rel=1e-5)
 
 
-def test_other_rows_are_measured_whole_with_the_classes_in_the_runs_order(run, table):
+def test_evaluate_other_data_keeps_class_order(run, table):
     table(Path("shuffled.csv"), 60, start=9, order=-1)
     first = [Path(name).read_text().splitlines()[1].split(",")[3] for name in ("train.csv", "shuffled.csv")]
     assert first == ["low", "high"]  # so the classes of the file have the opposite order
@@ -100,7 +100,7 @@ def checked(monkeypatch, tmp_path):
     return call
 
 
-def test_compiled_training_is_evaluated_without_compile(checked):
+def test_evaluate_compiled_run_is_eager(checked):
     cfg = checked({"train": {"compile": True, "cuda_graph": True}})
     assert (cfg.train.compile, cfg.train.cuda_graph) == (False, False)
 
@@ -115,7 +115,7 @@ def test_compiled_training_is_evaluated_without_compile(checked):
         (["data.residency=stream", "train.precision=bf16"], False, False),
     ],
 )
-def test_where_the_rows_lie_makes_no_other_data_of_them(words, of_ours, of_another):
+def test_evaluate_residency_changes_no_data(words, of_ours, of_another):
     """Otherwise, rows of the run's training would be measured as a test."""
     assert is_other(words, target="runner.data.table") == of_ours
     assert is_other(words, target="my_data.table") == of_another
@@ -129,30 +129,30 @@ def test_where_the_rows_lie_makes_no_other_data_of_them(words, of_ours, of_anoth
         (["data.target=kind"], {"test_path": "old.csv", "limit": None}),
     ],
 )
-def test_the_runs_own_test_file_is_none_of_other_rows(words, left):
+def test_evaluate_other_data_ignores_test_file(words, left):
     cfg = OmegaConf.create({"data": {"_target_": "runner.data.table", "test_path": "old.csv", "limit": 5}})
     leave_own_rows(cfg, words)
     assert {name: cfg.data[name] for name in left} == left
 
 
-def test_other_rows_need_targets_of_their_own(messages):
+def test_evaluate_other_data_needs_targets(messages):
     cfg = OmegaConf.create({"data": {"_target_": "runner.data.arrays", "path": "x.npy", "targets_path": "y.npy"}})
     messages(problems_of(leave_own_rows, cfg, ["data.path=x.npy"]))
     leave_own_rows(cfg, ["data.path=x.npy", "data.targets_path=y.npy"])
 
 
-def test_a_limit_of_splits_that_data_brings_is_refused(messages):
+def test_evaluate_limit_of_own_splits_raises(messages):
     messages(problems_of(_whole, SimpleNamespace(given={"val": [1], "test": [2]}), 5, 0))
 
 
-def test_the_columns_of_then_are_read_of_a_table_that_has_more(run):
+def test_evaluate_reads_columns_of_the_run(run):
     lines = Path("train.csv").read_text().splitlines()[:30]
     more = [f"{number},{line}" for number, line in enumerate(lines)]
     Path("more.csv").write_text("\n".join(["id" + more[0][1:], *more[1:]]) + "\n")
     assert run("evaluate", "outputs/table/run", "data.path=more.csv")[0] == 0
 
 
-def test_another_source_and_what_brings_splits(run):
+def test_evaluate_with_another_source(run):
     x, y = np.random.default_rng(0).random((30, 1, 8, 8), np.float32), np.arange(30) % 3
     np.savez("all.npz", x=x, y=y)
     np.savez("split.npz", x_train=x, y_train=y, x_val=x[:5], y_val=y[:5], x_test=x[:6], y_test=y[:6])
@@ -162,21 +162,21 @@ def test_another_source_and_what_brings_splits(run):
         assert json.loads(out)["rows"] == rows
 
 
-def test_data_that_does_not_fit_is_refused(run):
+def test_evaluate_unsuitable_data_raises(run):
     np.savez("wide.npz", x=np.zeros((4, 5), np.float32), y=[0, 1, 2, 3])
     np.savez("strange.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=["0", "1", "eleven", "3"])
     np.savez("numbers.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=[0.5, 1.5, 2.0, 3.0])
-    for path, said in {
+    for path, output in {
         "wide.npz": "takes rows of shape [1, 8, 8], and this data has [5]",
         "strange.npz": "this data has eleven",
         "numbers.npz": "help: use `data.kind=classification`",
     }.items():
         code, _, err = run("evaluate", "outputs/digits/run", "data=arrays", f"data.path={path}")
         assert code == 2, path
-        assert said in err
+        assert output in err
 
 
-def test_data_that_changed_since_is_told(run, tmp_path):
+def test_evaluate_changed_data_warns(run, tmp_path):
     before = Path("train.csv").read_text()
     try:
         Path("train.csv").write_text(before.replace("1004,", "1003,"))
@@ -187,7 +187,7 @@ def test_data_that_changed_since_is_told(run, tmp_path):
     assert "its fingerprint differs" in out
 
 
-def test_the_averaged_weights_are_the_ones_that_are_measured(run, tmp_path):
+def test_evaluate_uses_averaged_weights(run, tmp_path):
     words = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", *QUIET]
     assert run(*words, "train.ema_decay=0.9", "data.limit=200", f"hydra.run.dir={tmp_path}/run")[0] == 0
     assert run("evaluate", str(tmp_path / "run"))[0] == 0
@@ -203,7 +203,7 @@ def test_in_another_precision(run):
     assert found["metrics"]["test/loss"] == pytest.approx(found["in_the_run"]["test/loss"], rel=0.05)
 
 
-def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
+def test_evaluate_uses_current_weights(run, tmp_path):
     shutil.copytree("outputs/digits/run", tmp_path / "run")
     state = checkpoint.load(tmp_path / "run/checkpoints/best.pt")
     state["model"]["output.weight"].zero_()
@@ -213,7 +213,7 @@ def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
     assert json.loads(out)["metrics"]["test/loss"] > 10
 
 
-def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
+def test_evaluate_uses_best_weights(run, tmp_path):
     words = ["model=linear", "device=cpu", "train.num_epochs=3", "data.limit=300", *QUIET]
     best = ["train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"]
     assert run(*words, *best, f"hydra.run.dir={tmp_path}/run")[0] == 0
@@ -228,7 +228,7 @@ def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
     assert json.loads(out)["metrics"]["test/loss"] < summary["metrics"]["test/loss"]
 
 
-def test_a_fold_is_measured_again_and_nothing_of_its_cut_changes(run, tmp_path):
+def test_evaluate_fold_keeps_its_split(run, tmp_path):
     folder, words = str(tmp_path / "run"), ["data=iris", "model=linear", "device=cpu", "train.num_epochs=2", *QUIET]
     assert (
         run(*words, "data.fold=2/6", "data.sampler={setosa:1,versicolor:2,virginica:0}", f"hydra.run.dir={folder}")[0]
@@ -243,7 +243,7 @@ def test_a_fold_is_measured_again_and_nothing_of_its_cut_changes(run, tmp_path):
     assert run("reproduce", folder, f"hydra.run.dir={tmp_path}/again", *QUIET)[0] == 0
 
 
-def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_path):
+def test_evaluate_class_metrics_keep_their_names(run, tmp_path):
     pytest.importorskip("torchmetrics")
     f1 = "{f1: {_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 3, average: none}}"
     words = ["data=iris", "model=linear", "device=cpu", "train.num_epochs=1", *QUIET]
@@ -255,14 +255,14 @@ def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_pat
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own, messages):
+def test_evaluate_that_cannot_write_raises(tmp_path, is_own, messages):
     (tmp_path / evaluate.OWN).mkdir()
     (tmp_path / evaluate.OTHERS).write_text("a file where a folder is to be")
     report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
     messages(problems_of(evaluate._write, Run(tmp_path), report))
 
 
-def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
+def test_evaluate_keeps_channels_last(run, tmp_path):
     words = ("model=cnn", "data=synthetic", "data.num_rows=400", "data.shape=[3,32,32]", "train.num_epochs=1")
     assert run("device=cpu", f"hydra.run.dir={tmp_path}/run", *QUIET, *words)[0] == 0
     assert run("evaluate", f"{tmp_path}/run", "device=cpu")[0] == 0

@@ -34,41 +34,58 @@ READ = {
 FILES = {"pt2": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors", "mlflow": "mlflow"}
 
 
-def computed_elsewhere(form, file, rows, tmp_path):
-    beside = file / "about.json" if file.is_dir() else file.with_name(f"{file.name}.json")
-    np.save(tmp_path / "rows.npy", rows)
+def computed_elsewhere(files, folder):
+    """Return the outputs for 1, 2, 5 and all rows of rows.npy by form, of a process without this package.
+
+    files: By form; of a pickled model the shape of its output for three images.
+    """
+    read = "".join(
+        f"about, file = json.load(open({str(about_of(file))!r})), {str(file)!r}\n{READ[form]}\n"
+        f"np.savez({str(folder / form)!r}, *[compute(rows[:n]) for n in (1, 2, 5, len(rows))])\n"
+        for form, file in files.items()
+        if form in READ
+    )
     code = (
-        "import json, sys, numpy as np\n"
-        f"about, file = json.load(open({str(beside)!r})), {str(file)!r}\n"
-        f"{READ[form]}\n"
-        f"rows = np.load({str(tmp_path / 'rows.npy')!r})\n"
-        f"np.savez({str(tmp_path / 'said.npz')!r}, *[compute(rows[:n]) for n in (1, 2, 5, len(rows))])\n"
-        "assert not [name for name in sys.modules if name.partition('.')[0] == 'runner']"
+        f"import json, sys, numpy as np\nrows = np.load('rows.npy')\n{read}"
+        f"images = mlflow.pyfunc.load_model({str(files['pickled'])!r}).predict(np.ones((3, 1, 8, 8), np.float32))\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'runner']\n"
+        "print(images.shape)"
     )
     # -I ignores the current directory and PYTHONPATH, where this package is
     done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=folder, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    with np.load(tmp_path / "said.npz") as found:
-        return [found[name] for name in found.files]
+    assert done.stdout.strip() == "(3, 10)", done.stderr
+    return {form: list(np.load(folder / f"{form}.npz").values()) for form in READ}
+
+
+def about_of(file):
+    return file / "about.json" if file.is_dir() else file.with_name(f"{file.name}.json")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", READ)
-def test_another_process_without_this_package_computes_the_same(form, run, tmp_path):
-    folder = Path("outputs/table/run").absolute()
-    code, out, _ = run("export", str(folder), "--format", form)
-    assert code == 0 and "checked as the original for 1, 2, 3, 7, 16 rows" in out
-    file = folder / "exports" / FILES[form]
+def test_exports_compute_without_this_package(own_model, run, tmp_path):
+    """A model without a graph is pickled by MLflow, with its module."""
+    folder, pickled = Path("outputs/table/run").absolute(), own_model("Branching")
     rows = np.array([[1000 + n % 5, n / 10, n % 3] for n in range(11)], np.float32)
+    np.save(tmp_path / "rows.npy", rows)
+    files = {form: folder / "exports" / FILES[form] for form in READ} | {"pickled": pickled / "exports/mlflow"}
+    files["pickled"].mkdir(parents=True)
+    for name in ("MLmodel", "earlier"):  # an earlier export, which is replaced
+        (files["pickled"] / name).touch()
+    for form in READ:
+        code, out, _ = run("export", str(folder), "--format", form)
+        assert code == 0 and "checked as the original for 1, 2, 3, 7, 16 rows" in out
+    assert run("export", str(pickled), "--format", "mlflow")[0] == 0
+    assert list(files["pickled"].rglob("my_nets.py")) and not (files["pickled"] / "earlier").exists()
     with torch.no_grad():
-        wanted = model_of(folder)(torch.from_numpy(rows)).numpy()
-    for said, count in zip(computed_elsewhere(form, file, rows, tmp_path), (1, 2, 5, 11), strict=True):
-        np.testing.assert_allclose(said, wanted[:count], rtol=1e-4, atol=1e-5)
+        expected = model_of(folder)(torch.from_numpy(rows)).numpy()
+    for outputs in computed_elsewhere(files, tmp_path).values():
+        for output, count in zip(outputs, (1, 2, 5, 11), strict=True):
+            np.testing.assert_allclose(output, expected[:count], rtol=1e-4, atol=1e-5)
 
 
-def test_what_lies_beside_tells_all(run):
+def test_about_file_describes_inputs_and_outputs(run):
     assert run("export", "outputs/table/run", "--format", "pt2", "--output", "mine.pt2")[0] == 0
     about = json.loads(Path("mine.pt2.json").read_text())
     assert about["inputs"] == [{"name": "inputs", "shape": ["rows", 3], "dtype": "float32"}]
@@ -79,15 +96,15 @@ def test_what_lies_beside_tells_all(run):
     assert about["checked"]["rows"] == [1, 2, 3, 7, 16]
 
 
-def test_with_what_the_task_makes_of_the_outputs(run):
+def test_export_with_predictions_gives_probabilities(run):
     assert run("export", "outputs/table/run", "--format", "pt2", "--output", "told.pt2", "--predictions")[0] == 0
     rows = torch.tensor([[1001.0, 0.3, 1.0], [1002.0, -0.4, 2.0]])
-    said = torch.export.load("told.pt2").module()(rows)
-    torch.testing.assert_close(said, model_of("outputs/table/run")(rows).softmax(-1))
+    output = torch.export.load("told.pt2").module()(rows)
+    torch.testing.assert_close(output, model_of("outputs/table/run")(rows).softmax(-1))
     assert "probabilities" in json.loads(Path("told.pt2.json").read_text())["meaning"]
 
 
-def test_safetensors_hold_the_card(run):
+def test_safetensors_metadata_builds_the_model(run):
     from safetensors import safe_open
 
     assert run("export", "outputs/digits/run", "--format", "safetensors", "--output", "d.safetensors")[0] == 0
@@ -112,25 +129,25 @@ def own_model(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "forms", "said"),
+    ("name", "forms", "output"),
     [
         ("Branching", ("pt2", "onnx"), ["my_nets.py:", "outputs.sum() > 0", "--format safetensors"]),
         ("Solving", ("pt2", "onnx"), ["the operation aten.linalg_lstsq", "--format mlflow"]),
         ("OverTheBatch", ("safetensors",), []),
     ],
 )
-def test_a_model_that_a_form_can_not_hold_leaves_nothing(name, forms, said, own_model, run):
+def test_unsupported_model_leaves_no_file(name, forms, output, own_model, run):
     folder = own_model(name)
     for form in forms:
         code, _, err = run("export", str(folder), "--format", form)
-        assert code == (2 if said else 0)
-        for text in said:
+        assert code == (2 if output else 0)
+        for text in output:
             assert text in err
         left = {path.name for path in (folder / "exports").iterdir()}
-        assert left == (set() if said else {"model.safetensors", "model.safetensors.json"}), left
+        assert left == (set() if output else {"model.safetensors", "model.safetensors.json"}), left
 
 
-def test_a_file_that_computes_something_else_is_not_left(run, monkeypatch, tmp_path):
+def test_wrong_export_is_removed(run, monkeypatch, tmp_path):
     from runner.runs import export
     from runner.runs import export_formats as forms
 
@@ -144,34 +161,20 @@ def test_a_file_that_computes_something_else_is_not_left(run, monkeypatch, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_kept_no_rows_is_tried_with_made_up_ones(run, tmp_path):
+def test_export_without_rows_checks_random_ones(run, tmp_path):
     shutil.copytree("outputs/digits/run", tmp_path / "run")
     (tmp_path / "run/journal/example.pt").unlink()
     assert run("export", str(tmp_path / "run"), "--format", "pt2")[0] == 0
 
 
-def test_a_line_of_the_exports_own_is_not_shown_as_the_models():
+def test_error_names_the_models_line():
     code = compile("1 / 0", str(HERE / "runs" / "load.py"), "exec")
     with pytest.raises(ZeroDivisionError) as raised:
         exec(code)
     assert export_formats._where(raised.value).startswith(" at test_export.py:")
 
 
-@pytest.mark.slow
-def test_a_model_without_a_graph_is_pickled_by_mlflow(own_model, run, tmp_path):
-    folder = own_model("Branching")
-    assert run("export", str(folder), "--format", "mlflow")[0] == 0
-    assert run("export", str(folder), "--format", "mlflow")[0] == 0  # replaces an earlier export
-    assert list((folder / "exports/mlflow").rglob("my_nets.py"))
-    np.save(tmp_path / "rows.npy", np.ones((3, 1, 8, 8), np.float32))
-    code = f"import numpy as np, mlflow.pyfunc as p; print(p.load_model({str(folder / 'exports/mlflow')!r}).predict(np.load('rows.npy')).shape)"
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["(3,", "10)"], done.stderr
-
-
-def test_a_persons_folder_is_no_earlier_export(tmp_path, messages):
+def test_users_directory_is_not_replaced(tmp_path, messages):
     """Otherwise the directory would be deleted with all its files."""
     (tmp_path / "about.json").write_text("{}")
     messages(problems_of(export._target, "mlflow", str(tmp_path)))

@@ -9,7 +9,7 @@ from runner.tracking.journal_records import FILE as JOURNAL
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "expected",
     [
         "my rum",
         "./my rum/",
@@ -20,22 +20,22 @@ from runner.tracking.journal_records import FILE as JOURNAL
         pytest.param("a\0b/c", id="with a zero"),
     ],
 )
-def test_a_name_that_is_no_run_s_says_the_nearest_that_is(own_folder, wanted, messages):
+def test_find_unknown_name_suggests_nearest(own_folder, expected, messages):
     for name in ("my run", "elsewhere/other_run", "outputs/day/first"):
         (own_folder / name / "journal").mkdir(parents=True)
         (own_folder / name / "rerun.yaml").touch()
         (own_folder / name / JOURNAL).touch()
     write_ack(own_folder / "outputs/day/first", Ack(run_id="0123456789abcdef"))
-    messages(problems_of(find.locate, wanted, verb="diff"))
+    messages(problems_of(find.locate, expected, verb="diff"))
 
 
-def test_where_no_run_is_none_is_said_to_be_the_last(own_folder, messages):
-    for wanted in ("last", "nothing"):
-        messages(problems_of(find.locate, wanted, verb="diff"))
+def test_find_last_without_runs_raises(own_folder, messages):
+    for expected in ("last", "nothing"):
+        messages(problems_of(find.locate, expected, verb="diff"))
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
-def test_a_sweep_is_many_runs(own_folder, verb, messages):
+def test_find_sweep_is_refused(own_folder, verb, messages):
     (own_folder / "my sweep").mkdir()
     (own_folder / "my sweep/ledger.jsonl").touch()
     messages(problems_of(find.locate, "my sweep", verb=verb))

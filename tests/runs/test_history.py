@@ -26,15 +26,15 @@ def test_of_a_folder(run):
     found = runner.history("outputs/digits/run")
     assert found.index.name == "step" and found["train/loss"].notna().all()
     code, out, _ = run("history", "outputs/digits/run", "--json")
-    told = json.loads(out)["metrics"]["train/loss"]
+    recorded = json.loads(out)["metrics"]["train/loss"]
     losses = found["train/loss"]
-    assert told == {
+    assert recorded == {
         "points": len(found), "first_step": 1, "last_step": len(found), "first": losses.iloc[0],
         "last": losses.iloc[-1], "least": losses.min(), "greatest": losses.max(),
     }  # fmt: skip
 
 
-def test_a_name_is_whole_in_80_columns(monkeypatch, capsys):
+def test_history_shows_whole_names(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     values = dict.fromkeys(("first", "last", "least", "greatest"), 118378.4)
     show_history({"speed/samples_per_second": {"points": 1, "first_step": 1_200, "last_step": 1_200, **values}})
@@ -53,7 +53,7 @@ def test_as_a_file(run, tmp_path, ending):
     assert rows[rows.metric == "train/loss"].value.tolist() == losses.tolist()
 
 
-def test_a_store_that_is_named_beside_a_folder_is_said_not_to_be_asked(run):
+def test_history_of_directory_ignores_store(run):
     code, out, _ = run("history", "outputs/digits/run", "tracking.uri=http://me:secret@nowhere")
     assert code == 0 and out.startswith("note: tracking.uri=http://me:***@nowhere has no effect: all runs have their")
     code, out, _ = run("history", "outputs/digits/run", "tracking.uri=http://nowhere", "--json")
@@ -71,17 +71,17 @@ def test_a_store_that_is_named_beside_a_folder_is_said_not_to_be_asked(run):
         (["0" * 32, "tracking.uri=sqlite:///nowhere.db"], "and the store sqlite:"),
     ],
 )
-def test_mistakes(run, words, problem):
+def test_history_errors_have_help(run, words, problem):
     code, _, err = run("history", *words)
     assert code == 2 and problem in err and not Path("nowhere.db").exists()
 
 
 def test_id_of_two_directories_is_read_from_the_store(monkeypatch, tmp_path):
-    monkeypatch.setattr(find, "with_id", lambda wanted: [tmp_path / "a", tmp_path / "b"])
+    monkeypatch.setattr(find, "with_id", lambda expected: [tmp_path / "a", tmp_path / "b"])
     assert folder_of("0" * 32) is None
 
 
-def test_a_store_that_has_not_the_run_has_answered(run, empty_store):
+def test_history_store_without_run_raises(run, empty_store):
     Path("other.db").write_bytes(empty_store.read_bytes())
     code, _, err = run("history", "0" * 32, "tracking.uri=sqlite:///other.db")
     assert code == 2 and "not found" in err
@@ -90,7 +90,7 @@ def test_a_store_that_has_not_the_run_has_answered(run, empty_store):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
 @pytest.mark.parametrize("has_journal", [True, False])
-def test_of_a_run_that_has_no_point_yet(run, tmp_path, ending, has_journal):
+def test_history_of_run_without_points(run, tmp_path, ending, has_journal):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "rerun.yaml").write_text("seed: 0\n")
@@ -105,7 +105,7 @@ def test_of_a_run_that_has_no_point_yet(run, tmp_path, ending, has_journal):
 
 
 @pytest.mark.parametrize(("status", "last"), [("RUNNING", 10), ("KILLED", 10), ("FINISHED", 3)])
-def test_what_a_run_that_went_on_has_sent_since_its_file(tmp_path, status, last):
+def test_history_includes_later_points(tmp_path, status, last):
     """The file is from an earlier stop; a step that was taken again was sent again."""
     table = {"metric": ["a"] * 3, "step": [1, 2, 3], "time_ms": [10, 20, 30], "value": [1.0, 2.0, 3.0]}
     pandas.DataFrame(table).to_parquet(tmp_path / "history.parquet")
@@ -123,20 +123,23 @@ def test_what_a_run_that_went_on_has_sent_since_its_file(tmp_path, status, last)
 
 
 @pytest.mark.slow
-def test_of_a_store_that_has_a_part(own_folder, run, warm_programs, empty_store):
+def test_history_of_thinned_store_keeps_points(own_folder, run, warm_programs, empty_store):
     shutil.copy(empty_store, "runs.db")
     uri = f"tracking.uri=sqlite:///{own_folder}/runs.db"
     assert run(*WORDS, uri, "hydra.run.dir=outputs/a/run", "train.batch_size=20")[0] == 0
-    told = json.loads(Path("outputs/a/run/summary.json").read_text())
-    assert told["num_steps"] == 320 and told["tracker"]["points_pending"] == 0 < told["tracker"]["points_left_out"]
+    recorded = json.loads(Path("outputs/a/run/summary.json").read_text())
+    assert (
+        recorded["num_steps"] == 320
+        and recorded["tracker"]["points_pending"] == 0 < recorded["tracker"]["points_left_out"]
+    )
     whole = runner.history("last")
     assert whole["train/loss"].notna().sum() == 320
     shutil.rmtree("outputs")
-    stored = runner.history(told["run_id"], uri=uri.partition("=")[2])
+    stored = runner.history(recorded["run_id"], uri=uri.partition("=")[2])
     assert np.array_equal(stored["train/loss"].dropna(), whole["train/loss"]) and stored["val/loss"].notna().sum() == 40
     for _ in range(2):  # the second call replaces the file
-        assert run("history", told["run_id"], uri, "--output", "all.csv")[0] == 0
+        assert run("history", recorded["run_id"], uri, "--output", "all.csv")[0] == 0
     with Path("all.csv").open() as stream:
         assert sum(row["metric"] == "train/loss" for row in csv.DictReader(stream)) == 320
-    code, out, err = run("reproduce", told["run_id"], uri, "tracking.enabled=false")
+    code, out, err = run("reproduce", recorded["run_id"], uri, "tracking.enabled=false")
     assert code == 0 and "\nreproduced" in out, err

@@ -20,7 +20,7 @@ def folder(run):
     return Path("outputs/kept")
 
 
-def test_each_that_stays_comes_to_what_the_run_measured_with_it(run, folder):
+def test_kept_checkpoint_equals_its_measurement(run, folder):
     points = dict(read_points(folder)["val/loss"])
     assert sorted(points) == [5, 10, 15, 20, 24]
     best = sorted(points, key=points.__getitem__)[:2]
@@ -35,7 +35,7 @@ def test_each_that_stays_comes_to_what_the_run_measured_with_it(run, folder):
     assert not (folder / "evaluation.json").exists()
 
 
-def test_it_is_exported_and_started_from(run, folder):
+def test_kept_checkpoint_is_exported_and_loaded(run, folder):
     file = folder / "checkpoints" / read_kept(folder / "checkpoints")[0]["file"]
     assert run("export", str(file), "--format", "safetensors", "--output", "model.safetensors")[0] == 0
     from safetensors.torch import load_file
@@ -46,21 +46,21 @@ def test_it_is_exported_and_started_from(run, folder):
     assert run(*words, f"model.weights={file}", "hydra.run.dir=outputs/next")[0] == 0
 
 
-def test_one_that_is_not_there_is_named_with_those_that_are(run, folder):
+def test_missing_checkpoint_names_the_others(run, folder):
     (first, _) = read_kept(folder / "checkpoints")
-    wanted = str(folder / "checkpoints" / f"step-{first['step']}0.pt")
-    code, _, err = run("evaluate", wanted)
+    expected = str(folder / "checkpoints" / f"step-{first['step']}0.pt")
+    code, _, err = run("evaluate", expected)
     assert code == 2 and "the run has no checkpoint" in err and first["file"] in err
     code, _, err = run("register", str(folder / "checkpoints" / first["file"]), "--name", "m")
     assert code == 2 and "best weights" in err
 
 
 @pytest.mark.parametrize("value", ["last", "last:0", "best:-1", "every", "3"])
-def test_what_is_none_of_them_is_refused(run, value):
+def test_unknown_checkpoint_setting_raises(run, value):
     code, _, err = run(*WORDS[:1], f"train.keep_checkpoints={value}")
     assert code == 2 and "every_epoch, last:K or best:K" in err
 
 
-def test_without_rows_to_measure_nothing_is_measured_within_epochs(run):
+def test_kept_checkpoints_without_validation_raise(run):
     code, _, err = run(*WORDS[:-1], "data.val_fraction=0")
     assert code == 2 and "train.evaluate_every_steps=5" in err and "needs a validation split" in err

@@ -25,11 +25,11 @@ def verbs(folder):
     yield "export", str(folder), "--format", "safetensors"
 
 
-def refused(run, folder, *said):
+def refused(run, folder, *output):
     for words in verbs(folder):
         code, _, err = run(*words)
         assert code == 2, words
-        for text in said:
+        for text in output:
             assert text in err, words
     assert not Path("never.csv").exists() and not (folder / "exports").exists()
 
@@ -42,12 +42,12 @@ def test_a_run_without_a_best_checkpoint(run, copy):
     refused(run, copy, "killed, without a summary", f"resume {copy}")
 
 
-def test_a_run_that_is_running(run, copy):
+def test_load_running_run_raises(run, copy):
     with Journal(copy):
         refused(run, copy, "is still running in another process")
 
 
-def test_one_that_failed_later_gives_its_best_weights_and_says_so(run, copy):
+def test_load_failed_run_gives_best_weights(run, copy):
     change(copy / "summary.json", status="failed", versions={"runner": "0.0.1"})
     code, out, _ = run("evaluate", str(copy))
     assert code == 0
@@ -67,7 +67,7 @@ def test_weights_of_another_model(run, copy):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "output"),
     [
         ({"model": {"_target_": "os.system", "command": "touch owned"}}, "`os.system` is not a part"),
         ({"task": {"_target_": "subprocess.run", "args": "touch owned"}}, "`subprocess.run` is not a part"),
@@ -79,14 +79,14 @@ def test_weights_of_another_model(run, copy):
         ({"unheard": 1}, "can't be read: TypeError"),
     ],
 )
-def test_a_strangers_card_is_data(run, copy, values, said):
+def test_load_foreign_card_is_data(run, copy, values, output):
     change(copy / "model.json", **values)
     origin.sign(copy, "")  # as if this user had written it: the rules of a card still apply
-    refused(run, copy, said)
+    refused(run, copy, output)
     assert not Path("owned").exists()
 
 
-def test_a_strangers_reader_is_data(run, copy):
+def test_load_foreign_reader_is_data(run, copy):
     change(copy / "model.json", reader={"_target_": "os.system", "_partial_": True})
     origin.sign(copy, "")
     code, _, err = run("predict", str(copy), "--input", "my_rows.py", "--output", "never.csv")
@@ -104,7 +104,7 @@ def test_links_out_of_the_folder(run, copy, tmp_path):
     refused(run, copy, "leads out of the run's folder")
 
 
-def test_a_device_that_is_not_here_is_told(run, copy):
+def test_load_missing_device_raises(run, copy):
     for words in (("evaluate", str(copy), "device=cuda:97"), (*list(verbs(copy))[1], "device=cuda:97")):
         code, _, err = run(*words)
         assert code == 2 and "device=cuda:97" in err
@@ -118,7 +118,7 @@ FORMER = {
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
+def test_load_run_of_earlier_version(is_own, run, copy):
     for name in origin.SIGNED:
         text = (copy / name).read_text()
         for public, former in FORMER.items():
@@ -128,12 +128,12 @@ def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
     if is_own:
         origin.sign(copy, "")
     assert origin.is_own(copy) == is_own
-    said = (
+    output = (
         "error: `runner.models.networks.MLP` is not a part",
         "_target_=runner.models.MLP`",
         "can be trained again with it",
     )
-    refused(run, copy, *said)
+    refused(run, copy, *output)
     for words in (
         ("resume", str(copy), "train.num_epochs=9"),
         ("reproduce", str(copy)),
@@ -141,5 +141,5 @@ def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
         ("-cd", str(copy), "-cn", "rerun"),
     ):
         code, _, err = run(*words)
-        assert code == 2 and all(text in err for text in said), err
+        assert code == 2 and all(text in err for text in output), err
         assert "--trust" not in err and "Traceback" not in err

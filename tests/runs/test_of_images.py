@@ -29,7 +29,7 @@ def shapes(own_folder):
     return own_folder
 
 
-def test_each_answer_stands_beside_its_file(shapes):
+def test_predictions_name_their_files(shapes):
     assert cli.main(["predict", "run", "--input", "shapes/bright", "--output", "answers.csv", "--batch-size", "7"]) == 0
     with (shapes / "answers.csv").open() as stream:
         rows = list(csv.DictReader(stream))

@@ -59,11 +59,11 @@ def predicted(run, folder):
     return pandas.read_csv("answers.csv")[["p_old", "p_young"]].to_numpy()
 
 
-def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder, empty_store, warm_programs):
+def test_logged_model_equals_predict(run, own_folder, empty_store, warm_programs):
     shutil.copy(empty_store, "mlflow.db")
     assert run(*WORDS, "train.num_epochs=2", "hydra.run.dir=outputs/a/run", "tracking.system_metrics=false")[0] == 0
     run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
-    wanted = predicted(run, "outputs/a/run")
+    expected = predicted(run, "outputs/a/run")
     with mlflow_store.settings():
         import mlflow.pyfunc
 
@@ -74,20 +74,20 @@ def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder, e
             mlflow.set_tracking_uri(None)
     frame = pandas.read_csv("people.csv")
     powers = np.exp(model.predict(frame))
-    np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(powers / powers.sum(1, keepdims=True), expected, rtol=1e-4, atol=1e-6)
     rows = frame.assign(age=frame.age.fillna(30).astype("int64"))  # integers in a column that had gaps in training
     assert model.predict(rows[COLUMNS[::-1]]).shape == (120, 2)
     assert list(model.input_example.columns) == COLUMNS
     np.testing.assert_array_equal(model.predict(model.input_example).shape, (4, 2))
 
 
-def test_an_exported_one_does_in_another_process_and_where_no_rows_were_kept(run, own_folder, warm):
+def test_exported_model_predicts_in_another_process(run, own_folder, warm):
     words = ["train.num_epochs=1", "hydra.run.dir=outputs/a/run", "tracking.enabled=false", "tracking.log_model=false"]
     assert run(*WORDS, *words)[0] == 0 and not Path("outputs/a/run/journal/example.pt").exists()
     assert run("export", "outputs/a/run", "--format", "mlflow", "--predictions", "--output", "told")[0] == 0
     about = json.loads(Path("told/about.json").read_text())
     assert [column["name"] for column in about["inputs"]] == COLUMNS and "DataFrame" in about["how"]
-    wanted = predicted(run, "outputs/a/run")
+    expected = predicted(run, "outputs/a/run")
     shutil.rmtree("outputs")  # the model needs no file of the run
     home = str(PACKAGES)
     environment = {**mlflow_store.SETTINGS, "PYTHONPATH": home, "PATH": "/usr/bin:/bin", "HOME": str(own_folder)}
@@ -95,7 +95,7 @@ def test_an_exported_one_does_in_another_process_and_where_no_rows_were_kept(run
     process = warm.program(command, stderr=subprocess.PIPE, text=True, env=environment)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
-    np.testing.assert_allclose(pandas.read_csv("said.csv").to_numpy(), wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(pandas.read_csv("said.csv").to_numpy(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_serve_tells_the_columns_to_ask_with(capsys):

@@ -65,16 +65,16 @@ def read_back(path):
     ("kind", "written"),
     [*((kind, kind) for kind in ("csv", "tsv", "parquet", "feather", "npz")), ("npy", "jsonl"), ("safetensors", "csv")],
 )
-def test_every_kind_of_file_is_read_and_written(kind, written, run):
+def test_predict_reads_and_writes_each_format(kind, written, run):
     rows = rows_of()
     write_rows(f"rows.{kind}", rows)
     code, out, _ = run("predict", RUN, "--input", f"rows.{kind}", "--output", f"out.{written}", "--batch-size", "7")
     assert code == 0 and f"written 50 rows to out.{written}" in out and not list(Path().glob(".out*"))
-    found, wanted = read_back(f"out.{written}"), probabilities(rows)
+    found, expected = read_back(f"out.{written}"), probabilities(rows)
     assert list(found.columns) == ["label", "probability", *(f"p_{number}" for number in range(10))]
-    np.testing.assert_allclose(found.iloc[:, 2:].to_numpy(), wanted, rtol=1e-5)
-    assert list(found.label.astype(str)) == [str(number) for number in wanted.argmax(1)]
-    np.testing.assert_allclose(found.probability, wanted.max(1), rtol=1e-5)
+    np.testing.assert_allclose(found.iloc[:, 2:].to_numpy(), expected, rtol=1e-5)
+    assert list(found.label.astype(str)) == [str(number) for number in expected.argmax(1)]
+    np.testing.assert_allclose(found.probability, expected.max(1), rtol=1e-5)
 
 
 def test_the_preprocessing_travels(run, table):
@@ -87,19 +87,19 @@ def test_the_preprocessing_travels(run, table):
     assert (found.label == pandas.read_csv("new.csv").kind).mean() > 0.9
 
 
-def test_a_regressions_answers_have_its_targets_names_and_scale(run, table):
+def test_predict_regression_restores_scale(run, table):
     table(Path("new.csv"), 40, start=500)
     assert run("predict", "outputs/sizes/run", "--input", "new.csv", "--output", "out.csv")[0] == 0
     header, *lines = csv.reader(Path("out.csv").read_text().splitlines())
     assert header == ["size"] and len(lines) == 40
     rows = torch.tensor(pandas.read_csv("new.csv").iloc[:, :3].to_numpy(np.float32))
     with torch.no_grad():
-        wanted = model_of("outputs/sizes/run")(rows)[:, 0]
-    np.testing.assert_allclose([float(line[0]) for line in lines], wanted, rtol=1e-4)
-    assert wanted.abs().max() > 3  # scaled back
+        expected = model_of("outputs/sizes/run")(rows)[:, 0]
+    np.testing.assert_allclose([float(line[0]) for line in lines], expected, rtol=1e-4)
+    assert expected.abs().max() > 3  # scaled back
 
 
-def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
+def test_predict_npz_columns_may_have_any_name(tmp_path):
     """Also like an argument of np.savez."""
     parts = [{"file": np.array(["a"]), "allow_pickle": np.eye(2)[:1]}, {"file": np.array(["bc"]), "allow_pickle": np.eye(2)[1:]}]  # fmt: skip
     assert write_file(tmp_path / "some.npz", parts) == 2
@@ -107,7 +107,7 @@ def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
         assert {name: found[name].tolist() for name in found} == {"file": ["a", "bc"], "allow_pickle": [[1, 0], [0, 1]]}
 
 
-def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
+def test_predict_handles_any_number_of_rows(run, monkeypatch):
     monkeypatch.setattr(files, "MIN_BLOCK", 2**14)
     monkeypatch.setattr(files, "COLUMN_BYTES", 1)
     for count in (1, 16, 17, 50):
@@ -124,14 +124,14 @@ def test_a_table_without_a_header(run):
     np.testing.assert_allclose(pandas.read_csv("out.csv").iloc[:, 2:], probabilities(rows_of(3)), rtol=1e-5)
 
 
-def test_a_tasks_raw_outputs_where_it_tells_no_more(run):
+def test_predict_without_predictions_writes_raw_outputs(run):
     np.save("rows.npy", rows_of(4))
     assert run("predict", "outputs/raw/run", "--input", "rows.npy", "--output", "out.npz")[0] == 0
     with torch.no_grad():
-        wanted = model_of("outputs/raw/run")(torch.from_numpy(rows_of(4)))
+        expected = model_of("outputs/raw/run")(torch.from_numpy(rows_of(4)))
     found = read_back("out.npz")
     assert list(found.columns) == [f"output_{number}" for number in range(10)]
-    np.testing.assert_allclose(found.to_numpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-5)
 
 
 def nan_row(rows):
@@ -140,7 +140,7 @@ def nan_row(rows):
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "said"),
+    ("kind", "rows", "output"),
     [
         ("csv", nan_row(rows_of(4)), ["bad.csv, line 4, column 'a \"pixel\", 25', is missing"]),
         ("npy", nan_row(rows_of(4)), ["NaN or infinite values in the rows of bad.npy", "row 2, column 25"]),
@@ -151,12 +151,12 @@ def nan_row(rows):
         ("npy", np.zeros((3, 1, 9, 9), np.float32), ["(1, 9, 9)", "takes (1, 8, 8)"]),
     ],
 )
-def test_what_can_not_be_read_leaves_an_older_output_as_it_was(kind, rows, said, run):
+def test_predict_error_keeps_older_output(kind, rows, output, run):
     write_rows(f"bad.{kind}", rows) if rows.size == 64 * len(rows) else np.save("bad.npy", rows)
     Path("out.csv").write_text("older")
     code, _, err = run("predict", RUN, "--input", f"bad.{kind}", "--output", "out.csv")
     assert code == 2
-    for text in said:
+    for text in output:
         assert text in err
     assert Path("out.csv").read_text() == "older" and not list(Path().glob(".out*"))
 
@@ -172,7 +172,7 @@ def arrays_run(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "said"),
+    ("name", "width", "output"),
     [
         ("rows.npz", 5, ["the rows have the shape (5,), and the run's model takes (4,)", "without targets"]),
         ("rows.npz", 3, ["(3,)", "takes (4,)"]),
@@ -180,19 +180,19 @@ def arrays_run(run, tmp_path):
         ("rows.npy", 5, ["the last column may be the target", "np.load('rows.npy')[:, :-1]"]),
     ],
 )
-def test_arrays_of_another_width_are_refused(name, width, said, run, arrays_run, tmp_path):
+def test_predict_arrays_of_other_width_raise(name, width, output, run, arrays_run, tmp_path):
     rows = np.zeros((3, width), np.float32)
     (np.save if name.endswith("npy") else np.savez)(tmp_path / name, rows)
     code, _, err = run("predict", arrays_run, "--input", f"{tmp_path}/{name}", "--output", f"{tmp_path}/never.csv")
     assert code == 2, err
-    for text in said:
+    for text in output:
         assert text in err
     np.save(tmp_path / "rows.npy", rows[:, :1].repeat(4, 1))
-    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
-    assert run("predict", arrays_run, *given)[0] == 0
+    arguments = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+    assert run("predict", arrays_run, *arguments)[0] == 0
 
 
-def test_texts_may_have_fewer_tokens_than_those_that_were_trained_on(run, tmp_path):
+def test_predict_accepts_shorter_texts(run, tmp_path):
     tokens = np.random.default_rng(0).integers(9, size=(60, 6))
     np.savez(tmp_path / "train.npz", x=tokens, y=tokens[:, 0] > 4)
     words = ["data=arrays", f"data.path={tmp_path}/train.npz", "data.float_inputs=false", "model=gru"]
@@ -200,12 +200,12 @@ def test_texts_may_have_fewer_tokens_than_those_that_were_trained_on(run, tmp_pa
     assert run(*words, f"hydra.run.dir={tmp_path}/run")[0] == 0
     for width, code in ((4, 0), (6, 0), (8, 2)):
         np.save(tmp_path / "rows.npy", tokens[:3, :1].repeat(width, 1))
-        given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
-        assert run("predict", f"{tmp_path}/run", *given)[0] == code
+        arguments = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+        assert run("predict", f"{tmp_path}/run", *arguments)[0] == code
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "output"),
     [
         ("", "`bad.csv` is empty"),
         ("a,b\n1,2\n", "the table has 2 columns (a, b), and the run's model takes 64"),
@@ -213,14 +213,14 @@ def test_texts_may_have_fewer_tokens_than_those_that_were_trained_on(run, tmp_pa
         (LETTERS + "\n" + ",".join(["x"] * 64), "bad.csv, line 2, column 'c0', is 'x'"),
     ],
 )
-def test_broken_tables(content, said, run):
+def test_broken_tables(content, output, run):
     Path("bad.csv").write_text(content)
     code, _, err = run("predict", RUN, "--input", "bad.csv", "--output", "never.csv")
-    assert code == 2 and said in err
+    assert code == 2 and output in err
     assert not Path("never.csv").exists()
 
 
-def test_a_cell_without_a_value_is_the_readers_business(run, table):
+def test_predict_leaves_missing_cells_to_reader(run, table):
     table(Path("new.csv"), 5)
     lines = Path("new.csv").read_text().splitlines()
     lines[2] = "," + lines[2].partition(",")[2]
@@ -247,7 +247,7 @@ def test_answers_of_many_dimensions_stay_arrays(tmp_path):
         assert kept["output_a"].shape == (6, 2, 2)
 
 
-def test_several_labels_a_row_have_a_probability_each():
+def test_predict_multilabel_has_probability_per_label():
     from dataclasses import replace
 
     from runner.runs.predict import columns
@@ -283,13 +283,13 @@ def test_many_rows_in_little_memory(tmp_path, warm):
     )
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = warm.program([sys.executable, "-c", code], **streams)
-    said, errors = process.communicate()
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert int(said.split()[-1]) < 50_000  # KiB
+    assert int(output.split()[-1]) < 50_000  # KiB
     assert len(pandas.read_parquet(tmp_path / "out.parquet", columns=["label"])) == 400_000
 
 
-def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
+def test_predict_counts_rows_from_the_first(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BATCH_ROWS", 16)
     monkeypatch.setattr(files, "MIN_BLOCK", 200)
     monkeypatch.setattr(files, "COLUMN_BYTES", 64)
@@ -303,23 +303,23 @@ def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
             list(inputs.table_rows(tmp_path / name, width=3))
 
 
-def test_it_computes_as_the_run_did(run, tmp_path):
+def test_predict_computes_as_the_run(run, tmp_path):
     words = ["model=linear", "device=cpu", "train.num_epochs=1", "data.limit=100", "tracking.enabled=false"]
     assert run(*words, "train.precision=bf16", f"hydra.run.dir={tmp_path}/run")[0] == 0
     np.save(tmp_path / "rows.npy", rows_of(5))
-    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
-    code, out, _ = run("predict", f"{tmp_path}/run", *given)
+    arguments = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+    code, out, _ = run("predict", f"{tmp_path}/run", *arguments)
     assert code == 0 and any(line.startswith("device") and line.endswith(", bf16") for line in out.splitlines())
 
 
-def test_the_switches_that_are_asked_for_are_set(run, tmp_path, monkeypatch):
+def test_predict_sets_backend_switches(run, tmp_path, monkeypatch):
     found, set_them = [], backends.set_switches
     monkeypatch.setattr(
-        backends, "set_switches", lambda *args, **given: (found.append(given), set_them(*args, **given))
+        backends, "set_switches", lambda *args, **arguments: (found.append(arguments), set_them(*args, **arguments))
     )
     np.save(tmp_path / "rows.npy", rows_of(5))
-    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv", "device=cpu"]
+    arguments = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv", "device=cpu"]
     for words in ([], ["++backends.cpu.num_threads=1"]):
-        code, _, err = run("predict", "outputs/digits/run", *given, *words)
+        code, _, err = run("predict", "outputs/digits/run", *arguments, *words)
         assert code == 0, err
     assert [each.get("num_threads") for each in found] == [None, 1]

@@ -57,9 +57,7 @@ def test_on_sqlite(own_folder, run, versions, empty_store):
         mlflow.set_tracking_uri(None)
 
 
-def test_of_a_run_that_was_made_longer_and_killed_the_best_weights_of_now_are_registered(
-    run, versions, tmp_path, empty_store
-):
+def test_register_killed_run_takes_current_best(run, versions, tmp_path, empty_store):
     shutil.copytree("outputs/digits/run", tmp_path / "run")
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -77,7 +75,7 @@ def test_of_a_run_that_was_made_longer_and_killed_the_best_weights_of_now_are_re
     assert numbers == [1, 2, 3] and at[2] - at[1] == at[1] - at[0] == 10
 
 
-def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, versions, empty_store):
+def test_register_sends_missing_run(own_folder, run, versions, empty_store):
     """The run is untracked, and has no model in its journal."""
     shutil.copy(empty_store, "other.db")
     words = ["tracking.enabled=false", "tracking.log_model=false", "hydra.run.dir=outputs/a/run"]
@@ -91,7 +89,7 @@ def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, version
     assert [int(each.version) for each in found] == [1]
 
 
-def test_a_store_that_does_not_answer_is_told(own_folder, run, monkeypatch):
+def test_register_without_answer_raises(own_folder, run, monkeypatch):
     monkeypatch.setattr("runner.runs.register.sync", functools.partial(sync, grace_seconds=0.1))
     assert run(*WORDS, "tracking.enabled=false", "hydra.run.dir=outputs/a/run")[0] == 0
     code, _, err = run("register", "last", "--name", "digits", "tracking.uri=http://user:secret@127.0.0.1:9")

@@ -27,7 +27,7 @@ def a_free_port():
         return found.getsockname()[1]
 
 
-def test_a_terminal_that_is_lost_ends_no_server_of_nohup():
+def test_lost_terminal_leaves_nohup_server():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals.collected() as got:
@@ -38,7 +38,7 @@ def test_a_terminal_that_is_lost_ends_no_server_of_nohup():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_made(run):
+def test_serve_on_taken_port_raises(run):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -78,17 +78,17 @@ def ask(port, rows):
 def test_serve_answers_as_the_model_until_a_signal(words, number, code, home, warm):
     port, rows = a_free_port(), np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
     with torch.no_grad():
-        wanted = model_of(RUN)(torch.from_numpy(rows))
-    wanted = wanted.softmax(-1) if words else wanted
+        expected = model_of(RUN)(torch.from_numpy(rows))
+    expected = expected.softmax(-1) if words else expected
     before = set(Path(tempfile.gettempdir()).glob("runner-serve-*"))
     with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), *words) as process:
         try:
-            said = ""
-            while "\nask " not in said and (line := process.stdout.readline()):  # the line that users wait for, too
-                said += line
-            assert "\nask " in said, said
+            output = ""
+            while "\nask " not in output and (line := process.stdout.readline()):  # the line that users wait for, too
+                output += line
+            assert "\nask " in output, output
             assert answers(process, port)
-            np.testing.assert_allclose(ask(port, rows), wanted.numpy(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(ask(port, rows), expected.numpy(), rtol=1e-4, atol=1e-5)
             assert ask(port, rows[:1]).shape == (1, 10)
             children = psutil.Process(process.pid).children(recursive=True)
             assert all(each.laddr.ip == "127.0.0.1" for child in children for each in child.net_connections("tcp"))
@@ -96,7 +96,7 @@ def test_serve_answers_as_the_model_until_a_signal(words, number, code, home, wa
             out, _ = process.communicate(timeout=LONGEST)
         finally:
             process.kill() if process.poll() is None else None
-    out = said + out
+    out = output + out
     assert process.returncode == code and "Traceback" not in out
     assert f"serving http://127.0.0.1:{port}/invocations" in out
     assert ("probabilities by class" in out) == bool(words)

@@ -34,12 +34,12 @@ class Listener(Observer):
 
     def __init__(self):
         self.points = {}
-        self.told = []  # the steps of points, in the order of arrival
+        self.point_steps = []  # the steps of points, in the order of arrival
         self.epochs = []  # steps, and whether their training loss was known
         self.speeds = []  # of windows, in steps per second
 
     def window(self, window):
-        self.told += window.steps.tolist()
+        self.point_steps += window.steps.tolist()
         self.speeds.append(window.num_steps / max(window.seconds, 1e-9))
         for step, row in zip(window.steps.tolist(), window.values, strict=True):
             self.points |= {(name, step): float(value) for name, value in zip(window.names, row, strict=True)}
@@ -60,7 +60,7 @@ class Run:
     parts: Parts
     settings: Settings
     folder: Path
-    heard: Listener = field(default_factory=Listener)
+    listener: Listener = field(default_factory=Listener)
     result: Result | None = None
 
     def state(self, name="last"):
@@ -105,7 +105,7 @@ def _widen(parts):
 
 def members_of(runs, generators):
     return [
-        Member(run.parts, run.settings, run.folder, run.heard, lane_of(run.settings), states)
+        Member(run.parts, run.settings, run.folder, run.listener, lane_of(run.settings), states)
         for run, states in zip(runs, generators, strict=True)
     ]
 
@@ -114,7 +114,7 @@ def trained_alone(folder, words, each, *, stop=None, in_float64=False):
     runs, generators = built(folder, words, each, in_float64=in_float64)
     for run, states in zip(runs, generators, strict=True):
         backends.set_generator_states(states, CPU)
-        run.result = fit(run.parts, run.settings, run.folder, observer=run.heard, stop=stop or Stop(), ranks=Alone())
+        run.result = fit(run.parts, run.settings, run.folder, observer=run.listener, stop=stop or Stop(), ranks=Alone())
     return runs
 
 
@@ -142,7 +142,7 @@ def largest_difference(alone, together):
         for name, value in mine["model"].items():
             value, distance = value.double(), (value.double() - theirs["model"][name].double()).norm()
             weights = max(weights, float(distance / (value.norm() + 1e-9)))
-        assert one.heard.points.keys() == other.heard.points.keys()
-        for key, value in one.heard.points.items():
-            points = max(points, abs(other.heard.points[key] - value) / (abs(value) + 1e-3))
+        assert one.listener.points.keys() == other.listener.points.keys()
+        for key, value in one.listener.points.items():
+            points = max(points, abs(other.listener.points[key] - value) / (abs(value) + 1e-3))
     return weights, points

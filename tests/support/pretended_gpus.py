@@ -8,7 +8,7 @@ from pathlib import Path
 from runner.sweep.jobs import ledger
 from runner.version import PACKAGES
 
-SMALL = ("train.num_epochs=1", "train.batch_size=256", "task.plots=false", "tracking.enabled=false")
+SMALL = ("train.num_epochs=1", "train.batch_size=64", "data.limit=200", "task.plots=false", "tracking.enabled=false")
 SMALL += ("placement.guard=off", "model=net")
 OWN = """
 import os

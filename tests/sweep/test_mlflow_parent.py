@@ -35,7 +35,7 @@ def config(name):
     return OmegaConf.create({"tracking": tracking, "data": {"name": name}, "name": None})
 
 
-def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
+def test_resumed_sweep_keeps_its_experiment(sweep):
     """The first remaining job may have other data than the first job of the sweep, and thus another experiment."""
     jobs = [PreparedJob(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
     for left, sweep.max_seeds in ((jobs, None), (jobs[1:], 16), ([], 64)):
@@ -47,7 +47,7 @@ def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
     assert starts[0]["tags"]["team"] == "vision" and starts[0]["tags"]["paper"] == "true"
 
 
-def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypatch):
+def test_untracked_sweep_has_a_journal(sweep, monkeypatch):
     """Without it, its jobs would wait for it forever after sync has sent them."""
     monkeypatch.setattr(mlflow_parent.Publisher, "start", lambda *_, **__: pytest.fail("nothing is to be published"))
     cfg = config("iris")
@@ -90,13 +90,13 @@ def made(tmp_path):
     made.close()
 
 
-def test_the_best_jobs_last_metrics_and_its_name(made):
+def test_outcome_has_best_jobs_metrics(made):
     job(made, best=0.5, val_loss=0.6, test_accuracy=0.8)
     job(made, best=0.3, val_loss=0.4, test_accuracy=0.9)
     job(made, "failed", best=0.1, val_loss=0.1)
     write_outcome(made.path)
-    told = {"val/loss": [(2, 0.4)], "test/accuracy": [(2, 0.9)], "best/val/loss": [(2, 0.3)]}
-    assert read_points(made.path) == told
+    recorded = {"val/loss": [(2, 0.4)], "test/accuracy": [(2, 0.9)], "best/val/loss": [(2, 0.3)]}
+    assert read_points(made.path) == recorded
     (event,) = read_events(made.path)
     names = {"best_job": "1", "best_job_name": "seed=1", "best_job_run_id": "r", "goals": "min val/loss"}
     text = event["tags"].pop(mlflow_parent.NOTE)
@@ -124,7 +124,7 @@ def test_resumed_sweep_writes_only_new_values(made):
     assert [event["tags"]["best_job"] for event in read_events(made.path)] == ["0", "0", "1"]
 
 
-def test_values_that_a_kill_prevented_are_written_later(made):
+def test_outcome_after_kill_is_completed(made):
     job(made, best=0.5, val_loss=0.6)
     with Journal(made.path) as journal:  # killed after the tags were written
         journal.event("tags", tags=mlflow_parent.tags_of(read_report(made.path), run_id="r", config=config("iris")))
@@ -132,7 +132,7 @@ def test_values_that_a_kill_prevented_are_written_later(made):
     assert len(read_events(made.path)) == 1 and read_points(made.path)["val/loss"] == [(1, 0.6)]
 
 
-def test_several_goals_have_the_front_and_the_best_of_each(tmp_path):
+def test_outcome_of_several_goals_has_front(tmp_path):
     made = Folder(tmp_path / "found", objectives=LOSS_AND_SPEED)
     for loss, speed in ((0.5, 100.0), (0.3, 50.0), (0.6, 90.0)):
         job(made, best=loss, val_loss=loss + 0.1, speed_steps_per_second=speed)
@@ -144,7 +144,7 @@ def test_several_goals_have_the_front_and_the_best_of_each(tmp_path):
     assert (event["tags"]["goals"], event["tags"]["best_job"]) == ("min val/loss, max speed/steps_per_second", "1")
 
 
-def test_without_a_finished_job_only_the_table_is_written(made):
+def test_outcome_without_finished_job_has_note(made):
     job(made, "failed", best=0.1, val_loss=0.1)
     job(made, "killed")
     write_outcome(made.path)

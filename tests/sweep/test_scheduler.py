@@ -87,28 +87,28 @@ def run(tmp_path):
     return run
 
 
-def test_a_job_whose_device_is_busy_lets_others_go_first(run):
+def test_scheduler_busy_device_blocks_no_other(run):
     jobs = [prepared(0, "cuda:0"), prepared(1, "cuda:0"), prepared(2, "cpu"), prepared(3, "cuda:0", "cpu")]
-    log, states, said = run(jobs, ["cuda:0", "cpu"], [[2], [0], [3], [1]])
+    log, states, output = run(jobs, ["cuda:0", "cpu"], [[2], [0], [3], [1]])
     assert log == ["0 on cuda:0", "2 on cpu", "3 on cpu", "1 on cuda:0"]
     assert states == ["finished"] * 4
-    assert said.index("job 2 finished") < said.index("job 0 finished")
+    assert output.index("job 2 finished") < output.index("job 0 finished")
 
 
-def test_failure_of_mlflow_is_printed_between_the_jobs(run):
+def test_scheduler_prints_failure_of_mlflow(run):
     found = [None, "it is full"]
     publisher = SimpleNamespace(follow=str, gone=str, first_failure=lambda: found.pop(0) if found else None)
-    _, _, said = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [[0], [], [1]], publisher=publisher)
-    assert said.index("MLflow  it is full; the jobs continue") < said.index("job 1 finished")
+    _, _, output = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [[0], [], [1]], publisher=publisher)
+    assert output.index("MLflow  it is full; the jobs continue") < output.index("job 1 finished")
 
 
-def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):
+def test_scheduler_stop_signals_jobs_once(run):
     stop = Stop()
 
-    def asked():
+    def requested():
         stop.signal = signal.SIGINT
 
-    log, states, _ = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [asked, [], [0]], stop=stop)
+    log, states, _ = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [requested, [], [0]], stop=stop)
     assert log == ["0 on cpu", "SIGTERM"]
     assert states == ["finished", "planned"]  # it finished after the stop was requested
 
@@ -131,27 +131,27 @@ class Search:
         self.clock.seconds = 60 * job.number
 
 
-@pytest.mark.parametrize(("left", "told"), [([], 0), (["planned"], 1)])
-def test_a_search_that_its_time_cuts_off_between_two_trials_has_one_left(run, monkeypatch, left, told):
+@pytest.mark.parametrize(("left", "recorded"), [([], 0), (["planned"], 1)])
+def test_scheduler_max_seconds_leaves_next_trial(run, monkeypatch, left, recorded):
     """If all its jobs had ended, the search would be complete."""
     clock = SimpleNamespace(seconds=0)
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     jobs = [prepared(number, "cpu") for number in range(2 + len(left))]
     search = lambda state: Search(state, jobs, clock)  # noqa: E731
-    log, states, said = run([], ["cpu"], [[0], [1]], max_seconds=50, source=search)
+    log, states, output = run([], ["cpu"], [[0], [1]], max_seconds=50, source=search)
     assert log == ["0 on cpu", "1 on cpu", "SIGTERM"]
     assert states == ["finished", "finished", *left]
-    assert said.count("sweep.max_seconds=50 was over before all jobs were at their end") == told
+    assert output.count("sweep.max_seconds=50 was over before all jobs were at their end") == recorded
 
 
 @pytest.mark.parametrize("second", ["grace", "Ctrl-C"])
-def test_jobs_that_do_not_end_in_time_or_at_a_second_ctrl_c_are_killed_and_go_on_another_time(run, second):
+def test_scheduler_kills_jobs_after_grace_time(run, second):
     stop = Stop()
 
-    def asked():
+    def requested():
         stop.signal = signal.SIGTERM
 
-    ends = [asked, [] if second == "grace" else KeyboardInterrupt]
+    ends = [requested, [] if second == "grace" else KeyboardInterrupt]
     log, states, _ = run([prepared(0, "cpu")], ["cpu"], ends, stop=stop, grace_seconds=0 if second == "grace" else 60)
     assert log[:3] == ["0 on cpu", "SIGTERM", "SIGKILL"]
     assert states == ["interrupted"]
@@ -187,14 +187,14 @@ def test_how_a_job_ended(tmp_path, summary, code, is_stopped, state, error):
         assert json.loads((tmp_path / "summary.json").read_text())["status"] == state
 
 
-def test_a_launcher_that_has_no_room_yet_is_asked_again(run):
+def test_scheduler_repeats_start_without_room(run):
     """A cluster starts jobs when it has resources: nothing runs, and the jobs wait."""
     log, states, _ = run([prepared(0, "cuda:0")], [], [[]], arriving=["cuda:0"])
     assert log == ["0 on cuda:0"]
     assert states == ["finished"]
 
 
-def test_jobs_that_a_queue_refuses_have_not_begun(run, tmp_path):
+def test_scheduler_refused_jobs_stay_planned(run, tmp_path):
     """sweep.resume runs them; if they were noted as running, the resumed sweep would wait for them."""
 
     def refuse():
@@ -206,13 +206,13 @@ def test_jobs_that_a_queue_refuses_have_not_begun(run, tmp_path):
     assert [(job.state, job.device) for job in found] == [("finished", "cpu"), ("planned", None)]
 
 
-def test_what_the_launcher_knows_of_an_end_is_told(run):
+def test_settle_prefers_cause_of_launcher(run):
     lost = [
         Ended(0, None, "its node is gone"),
         Ended(1, 1, "the queue says FAILED"),
         Ended(2, None, is_interrupted=True),
     ]
-    _, states, said = run([prepared(0, "a"), prepared(1, "b"), prepared(2, "c")], ["a", "b", "c"], [lambda: lost])
+    _, states, output = run([prepared(0, "a"), prepared(1, "b"), prepared(2, "c")], ["a", "b", "c"], [lambda: lost])
     assert states == ["killed", "failed", "interrupted"]
-    assert "job 0 killed: its node is gone" in said
-    assert "job 1 failed: the queue says FAILED" in said
+    assert "job 0 killed: its node is gone" in output
+    assert "job 1 failed: the queue says FAILED" in output

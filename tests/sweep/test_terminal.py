@@ -32,8 +32,8 @@ def test_unfinished_jobs_of_other_overrides_are_noted(tmp_path, state, is_told):
     prepared = [SimpleNamespace(job=sweep.jobs[2], missing=None, devices=("cpu",))]
     terminal.plan(SimpleNamespace(say=lines.append), sweep, prepared, slots="cpu", search=())
     words = "train.num_epochs=9 'name=a b' seed=1,2"
-    told = f"note: 1 unfinished job is not covered by these overrides; the sweep was started with {words}"
-    assert (told in lines) == is_told
+    recorded = f"note: 1 unfinished job is not covered by these overrides; the sweep was started with {words}"
+    assert (recorded in lines) == is_told
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_resume_command_is_complete(own_folder, monkeypatch, state, next_line):
     assert lines[-1] == next_line.format(command)
 
 
-def test_a_try_has_no_command_to_resume(own_folder):
+def test_try_has_no_resume_command(own_folder):
     lines, folder = [], own_folder / "multirun/tries/1"
     found = SimpleNamespace(folder=folder, jobs={"0": SimpleNamespace(state="interrupted")}, objectives=())
     off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))
@@ -95,12 +95,12 @@ def test_incomplete_runs_are_reported_at_the_end(own_folder, has_all, lines):
 
 
 @pytest.mark.parametrize("folder", ["multirun/2026-11-25/10-00-00", "/my runs/a", "übung, 1", 'it\'s (a) & "b"', "a,b"])
-def test_hydra_reads_the_folder_that_is_to_be_typed(folder):
+def test_to_resume_survives_shell_and_hydra(folder):
     (word,) = shlex.split(terminal.to_resume(folder))
     assert OverridesParser.create().parse_override(word).value() == folder
 
 
-def test_a_watch_follows_a_journal_as_it_grows(tmp_path):
+def test_watch_follows_growing_journal(tmp_path):
     watch = Watch(tmp_path)
     watch.look()
     assert (watch.step, watch.num_steps, watch.values) == (0, 0, {})
@@ -145,8 +145,8 @@ def begun_sweep(folder, console, monkeypatch):
 
 
 def test_table_shows_progress_and_values(tmp_path, monkeypatch):
-    said = begun_sweep(tmp_path, Console(file=io.StringIO(), width=100, force_terminal=True), monkeypatch)
-    frame = said[said.rindex("overrides") :]
+    output = begun_sweep(tmp_path, Console(file=io.StringIO(), width=100, force_terminal=True), monkeypatch)
+    frame = output[output.rindex("overrides") :]
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in frame.splitlines()]
     assert lines[1] == ["2", "seed=2", "cpu", "25%", "0.1250"]
     assert lines[2] == ["3", "seed=3", "cpu", "0%"]
@@ -156,8 +156,8 @@ def test_table_shows_progress_and_values(tmp_path, monkeypatch):
 
 
 def test_pipe_gets_lines_without_control_characters(tmp_path, monkeypatch):
-    said = begun_sweep(tmp_path, Console(file=io.StringIO(), width=100), monkeypatch)
-    assert said.splitlines() == [
+    output = begun_sweep(tmp_path, Console(file=io.StringIO(), width=100), monkeypatch)
+    assert output.splitlines() == [
         "job 0 started on cpu: (defaults)",
         "job 1 started on cpu: seed=1",
         "job 0 finished  val/loss 0.2500",

@@ -71,14 +71,14 @@ def test_the_last_point_of_a_step_counts():
     assert compare("val/loss", points([1.0, 2.0]), then).verdict == SAME
 
 
-def test_the_machines_metrics_are_none_and_the_last_test_counts():
+def test_compare_ignores_metrics_of_machine():
     then = {"speed/steps_per_second": points([9.0]), "system/cpu": points([1.0]), "test/loss": points({12: 3, 24: 2})}
     now = {"speed/steps_per_second": points([7.0]), "test/loss": points({24: 2})}
     (found,) = compare_all(then, now)
     assert (found.name, found.verdict, found.num_missing) == ("test/loss", SAME, 0)
 
 
-def test_what_was_measured_after_the_run_is_no_part_of_it():
+def test_compare_ignores_later_measurements():
     then = {"train/loss": points([1.0]), "eval/test/loss": points({1: 3.0}), "eval/new.csv/test/loss": points({1: 4.0})}
     (found,) = compare_all(then, {"train/loss": points([1.0])})
     assert (found.name, found.verdict) == ("train/loss", SAME)
@@ -108,17 +108,17 @@ SENTENCES = {
 def test_the_sentence_and_the_file(case, tmp_path):
     then, now, sentence = SENTENCES[case]
     found = compare_all(*({name: points(values) for name, values in side.items()} for side in (then, now)))
-    said = reproduce.sentence(found)
-    assert said == sentence
-    assert is_reproduced(found) == said.startswith("reproduced") == (overall(found) != DIFFERENT)
+    output = reproduce.sentence(found)
+    assert output == sentence
+    assert is_reproduced(found) == output.startswith("reproduced") == (overall(found) != DIFFERENT)
     assert len({len(line) for line in reproduce.table(found)} | {0}) > 1
     run = SimpleNamespace(name="outputs/a", run_id=None, status="finished")
-    reproduce.write(tmp_path, run, found, [], said=said, same=is_reproduced(found))
+    reproduce.write(tmp_path, run, found, [], said=output, same=is_reproduced(found))
     written = json.loads((tmp_path / "reproduce.json").read_text())
-    assert (written["sentence"], written["metrics"].keys()) == (said, now.keys() | then.keys())
+    assert (written["sentence"], written["metrics"].keys()) == (output, now.keys() | then.keys())
 
 
-def test_a_difference_without_a_number_is_written_as_text(tmp_path):
+def test_compare_writes_infinite_difference_as_text(tmp_path):
     found = compare_all({"a": points([NAN])}, {"a": points([1.0])})
     run = SimpleNamespace(name="outputs/a", run_id=None, status="failed")
     reproduce.write(tmp_path, run, found, [], said="", same=False)
@@ -126,8 +126,8 @@ def test_a_difference_without_a_number_is_written_as_text(tmp_path):
     assert (metric["largest"], metric["then"], metric["now"]) == ("inf", "nan", 1.0)
 
 
-def test_runs_of_two_lengths_say_so_and_nothing_moves_the_terminal():
+def test_sentence_of_shorter_run_is_harmless():
     found = compare_all({"a\x1b[2J": points([1, 2])}, {"a\x1b[2J": points([1])}, may_end_elsewhere=True)
-    said = reproduce.sentence(found, ends=(2, 1))
-    assert said == "reproduced bitwise (1 point of 1 metric, up to step 1: it ended at 2 then, and at 1 now)"
+    output = reproduce.sentence(found, ends=(2, 1))
+    assert output == "reproduced bitwise (1 point of 1 metric, up to step 1: it ended at 2 then, and at 1 now)"
     assert "\x1b" not in "".join(reproduce.table(found))

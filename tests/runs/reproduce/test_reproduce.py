@@ -1,5 +1,6 @@
 """`python -m runner reproduce`: real runs, run again, from their directory and from a store."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -23,10 +24,18 @@ AGAIN = "hydra.run.dir=outputs/again/run"
 FIRST = "hydra.run.dir=outputs/first/run"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
+        assert cli.main([*WORDS, QUIET, FIRST]) == 0
+    return folder
+
+
 @pytest.fixture
-def first(own_folder):
+def first(own_folder, trained):
     """A finished run in outputs/first/run."""
-    assert cli.main([*WORDS, QUIET, FIRST]) == 0
+    shutil.copytree(trained / "outputs", own_folder / "outputs")
     return Path("outputs/first/run")
 
 
@@ -37,12 +46,12 @@ def result(folder="outputs/again/run"):
 def reproduce(capfd, *words):
     capfd.readouterr()
     code = cli.main(["reproduce", *words])
-    said = capfd.readouterr()
-    assert "Traceback" not in said.out + said.err
-    return code, said.out.rstrip().splitlines(), said.err
+    output = capfd.readouterr()
+    assert "Traceback" not in output.out + output.err
+    return code, output.out.rstrip().splitlines(), output.err
 
 
-def test_the_same_again_is_the_same_to_the_bit(first, capfd):
+def test_reproduce_unchanged_is_bitwise_identical(first, capfd):
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     code, lines, _ = reproduce(capfd, "last", AGAIN)
     assert code == 0
@@ -61,7 +70,7 @@ def test_the_same_again_is_the_same_to_the_bit(first, capfd):
     assert start["tags"]["reproduces"] == "outputs/first/run"
 
 
-def test_another_seed_is_told_from_the_first_step_on(first, capfd):
+def test_reproduce_another_seed_differs(first, capfd):
     code, lines, _ = reproduce(capfd, str(first), "seed=1", AGAIN)
     assert code == 1
     assert lines[-1].startswith("NOT reproduced: train/loss differs from step 1 on (")
@@ -69,7 +78,7 @@ def test_another_seed_is_told_from_the_first_step_on(first, capfd):
     assert ["seed", "0", "1"] in [line.split() for line in lines]
 
 
-def test_a_shorter_one_is_compared_as_far_as_it_goes(first, capfd):
+def test_reproduce_shorter_compares_common_steps(first, capfd):
     code, lines, _ = reproduce(capfd, str(first), "train.num_epochs=2", AGAIN)
     assert code == 0
     assert lines[-1].endswith("up to step 6: it ended at 9 then, and at 6 now)")
@@ -91,7 +100,7 @@ def cut_short(folder, last):
             journal.points(rows.names, rows.steps[kept], rows.times_ms[kept], rows.values[kept])
 
 
-def test_one_that_was_stopped_is_compared_as_far_as_it_went(first, capfd):
+def test_reproduce_killed_run_compares_common_steps(first, capfd):
     cut_short(first, 5)
     code, lines, _ = reproduce(capfd, str(first), AGAIN)
     assert lines[0] == "repeat: outputs/first/run (killed, 5 of 9 steps)"
@@ -100,7 +109,7 @@ def test_one_that_was_stopped_is_compared_as_far_as_it_went(first, capfd):
     assert result()["metrics"]["train/loss"]["num_additional"] == 4
 
 
-def test_a_value_that_was_another_is_found(first, capfd):
+def test_reproduce_changed_value_names_step(first, capfd):
     with Journal(first) as journal:
         journal.points(("train/loss",), [7], [0], [[0.123]])
     code, lines, _ = reproduce(capfd, str(first), AGAIN)
@@ -109,14 +118,14 @@ def test_a_value_that_was_another_is_found(first, capfd):
     assert result()["metrics"]["train/loss"]["first_step"] == 7
 
 
-def test_a_metric_that_was_there_is_missed(first, capfd):
+def test_reproduce_missing_metric_fails(first, capfd):
     with Journal(first) as journal:
         journal.points(("train/top5",), [1, 2], [0, 0], [[0.5], [0.6]])
     code, lines, _ = reproduce(capfd, str(first), AGAIN)
     assert (code, lines[-1]) == (1, "NOT reproduced: train/top5 is missing")
 
 
-def test_names_that_fall_together_on_a_store_are_compared_each_with_its_own(tmp_path):
+def test_series_with_clashing_names_stay_apart(tmp_path):
     with Journal(tmp_path) as journal:
         journal.points(("val/p>1", "val/p<1"), [1], [0], [[1.0, 2.0]])
     assert list(repeating._series(tmp_path, spelled=False)) == ["val/p>1", "val/p<1"]
@@ -129,7 +138,7 @@ def write_data(shift):
     np.savez("mine.npz", x=draw.normal(size=(90, 4)) + shift, y=np.arange(90) % 3)
 
 
-def test_other_data_is_refused_before_anything_is_trained_unless_anyway(own_folder, capfd):
+def test_reproduce_other_data_needs_anyway(own_folder, capfd):
     write_data(0)
     words = [
         "data=arrays",
@@ -160,7 +169,7 @@ def change_journal(folder, **tags):
         journal.event("start", **(fields | {"tags": start["tags"] | tags}))
 
 
-def test_other_versions_and_another_device_are_warned_of_and_it_goes_on(first, capfd):
+def test_reproduce_other_versions_warns(first, capfd):
     change_journal(first, device="cuda:0", device_name="NVIDIA H200", runner_version="0.0.1")
     text = (first / "environment.txt").read_text()
     lines = ["torch==1.2.3" if line.lower().startswith("torch==") else line for line in text.splitlines()]
@@ -180,7 +189,7 @@ def git(*words):
     return subprocess.run(["git", *name, *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_code_that_was_changed_after_its_commit_is_told_and_how_to_have_it(own_folder, capfd):
+def test_reproduce_changed_code_shows_git_commands(own_folder, capfd):
     Path("mine.py").write_text("a = 1\n")
     git("init", "-q")
     git("add", "mine.py")
@@ -203,7 +212,7 @@ def test_code_that_was_changed_after_its_commit_is_told_and_how_to_have_it(own_f
     assert Path("mine.py").read_text() == "a = 2\n"
 
 
-def test_mistakes(first, capfd):
+def test_reproduce_errors_have_help(first, capfd):
     for words, mend in {
         ("nothing",): "reproduce last",
         ("last", "modle=mlp"): "there is no key `modle`",
@@ -242,7 +251,7 @@ def on_a_store(own_folder, empty_store, warm_programs):
 
 
 @pytest.mark.slow
-def test_a_run_that_lies_on_a_store_alone(on_a_store, capfd):
+def test_reproduce_from_store(on_a_store, capfd):
     from mlflow import MlflowClient
 
     run_id, uri = on_a_store()
@@ -261,7 +270,7 @@ def test_a_run_that_lies_on_a_store_alone(on_a_store, capfd):
 
 
 @pytest.mark.slow
-def test_a_stores_configuration_may_not_name_code_of_the_folder(on_a_store, capfd):
+def test_reproduce_from_store_needs_trust(on_a_store, capfd):
     run_id, uri = on_a_store("model._target_=my_models.Net")
     code, _, err = reproduce(capfd, run_id, uri, AGAIN)
     assert code == 2
@@ -273,7 +282,7 @@ def test_a_stores_configuration_may_not_name_code_of_the_folder(on_a_store, capf
 
 
 @pytest.mark.slow
-def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
+def test_reproduce_of_tampered_configuration_runs_nothing(on_a_store, capfd):
     from mlflow import MlflowClient
 
     run_id, uri = on_a_store()
@@ -293,7 +302,7 @@ def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
         assert not Path("was_imported").exists() and not Path("outputs").exists() and not Path("elsewhere").exists()
 
 
-def test_a_run_that_computed_with_others_is_told_so():
+def test_reproduce_member_of_group_notes_it():
     notes = {"platform": "p", "machine": "m", "threads": "1"}
     beside, alone = (recorded.Making(None, "1", ("cpu", "c"), {"torch": "2"}, {**notes, **more}) for more in ({"together": "8 jobs"}, {}))  # fmt: skip
     (found,) = recorded.differing([beside, alone])

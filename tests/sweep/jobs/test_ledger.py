@@ -23,7 +23,7 @@ def job(number, **fields):
     return Job(number, (f"seed={number}",), f"seed={number}", folder_name=str(number), **fields)
 
 
-def test_what_is_noted_is_read(tmp_path):
+def test_ledger_reads_noted_states(tmp_path):
     jobs = [job(0, state="finished", device="cpu"), job(1, state="failed", error="ValueError: no", trial={"a": 1.5})]
     sweep = begun(tmp_path / "s", *jobs)
     found = ledger.read(tmp_path / "s")
@@ -33,7 +33,7 @@ def test_what_is_noted_is_read(tmp_path):
     assert found.folder_of(found.jobs[1]) == tmp_path / "s" / "1"
 
 
-def test_the_newest_state_counts_and_a_retry_gets_its_own_folder(tmp_path):
+def test_ledger_retry_has_another_directory(tmp_path):
     begun(tmp_path, job(0, state="running"))
     with Ledger(tmp_path) as book:
         again = job(0, state="failed")
@@ -44,7 +44,7 @@ def test_the_newest_state_counts_and_a_retry_gets_its_own_folder(tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_line_that_a_kill_tore_off_counts_as_not_written(tmp_path, cut):
+def test_ledger_cuts_incomplete_last_line(tmp_path, cut):
     begun(tmp_path, job(0, state="finished"), job(1, state="running"))
     path = tmp_path / ledger.FILE
     whole = path.read_bytes()
@@ -57,7 +57,7 @@ def test_a_line_that_a_kill_tore_off_counts_as_not_written(tmp_path, cut):
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_disk_that_takes_a_part_of_a_line_leaves_no_half_of_one(tmp_path, monkeypatch, is_full):
+def test_ledger_on_full_disk_stays_readable(tmp_path, monkeypatch, is_full):
     write, taken = os.write, []
 
     def a_part(fd, line):
@@ -78,14 +78,14 @@ def test_a_disk_that_takes_a_part_of_a_line_leaves_no_half_of_one(tmp_path, monk
     assert ledger.read(tmp_path).jobs[0].state == "finished"
 
 
-def test_one_process_at_a_time_runs_a_sweep(tmp_path, messages):
+def test_ledger_is_locked_by_one_process(tmp_path, messages):
     with Ledger(tmp_path):
         assert ledger.is_running(tmp_path)
         messages(problems_of(Ledger, tmp_path))
     assert not ledger.is_running(tmp_path)
 
 
-def test_the_last_sweep_is_the_one_that_did_something_last(tmp_path):
+def test_find_last_takes_most_recently_active(tmp_path):
     assert ledger.find_last(tmp_path) is None
     for index, name in enumerate(("b/2", "a/1", "c/3")):
         begun(tmp_path / name)
@@ -97,7 +97,7 @@ def test_the_last_sweep_is_the_one_that_did_something_last(tmp_path):
     assert ledger.find_last(tmp_path) == tmp_path / "a/1"
 
 
-def test_a_folder_without_a_sweep_is_told(tmp_path, messages):
+def test_read_without_sweep_suggests_others(tmp_path, messages):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / ledger.FILE).touch()
     for name in ("one", "onw"):

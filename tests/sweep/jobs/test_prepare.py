@@ -60,13 +60,13 @@ def composed(*words):
         (["name='a,b',c"], ["name='a,b'", "name=c"]),
     ],
 )  # fmt: skip
-def test_every_combination_is_a_job_with_a_readable_name(words, names, loader):
+def test_combinations_have_readable_names(words, names, loader):
     found = combinations(words, loader)
     assert [name for _, name in found] == names
     assert all(not word.startswith(("sweep.", "hydra.")) for overrides, _ in found for word in overrides)
 
 
-def test_values_that_go_together_are_rows_and_no_product(loader):
+def test_zip_combines_values_by_row(loader):
     zipped = {
         "model": ["mlp", "cnn"],
         "+model.sizes": [[8, 8], None],
@@ -88,13 +88,13 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
 @pytest.mark.parametrize(
     "text", [r"a\b", r"\d+", "C:\\data\\", r"it's", r"\'", r"a\\'b\'", "\\\\", "", "a,b=[c]", "nan", "'\\", "${x}\\y"]
 )
-def test_a_text_of_a_row_is_read_back_as_it_is(text, loader):
+def test_zip_keeps_texts(text, loader):
     """In quotes, Hydra keeps a backslash as it is, except before a quote."""
     for value in (text, [text, {"key": text}]):
         (((word,), _),) = combinations([], loader, zipped={"name": [value]})
         read = OmegaConf.to_container(OmegaConf.create([OverridesParser.create().parse_override(word).value()]))
-        wanted = OmegaConf.to_container(OmegaConf.create([value]))
-        assert read == wanted
+        expected = OmegaConf.to_container(OmegaConf.create([value]))
+        assert read == expected
 
 
 def test_a_backslash_stays_in_a_jobs_name(loader):
@@ -103,7 +103,7 @@ def test_a_backslash_stays_in_a_jobs_name(loader):
 
 
 @pytest.mark.parametrize(
-    ("words", "zipped", "names", "said"),
+    ("words", "zipped", "names", "output"),
     [
         (["seed=1,1,2"], {}, ["seed=1", "seed=2"], "1 of 3 are equal to others"),
         (["seed=1,2", "model=mlp,mlp"], {}, ["seed=1 model=mlp", "seed=2 model=mlp"], "2 of 4 are equal to others"),
@@ -111,18 +111,18 @@ def test_a_backslash_stays_in_a_jobs_name(loader):
         (["seed=1,2"], {"name": ["a"]}, ["seed=1 name=a", "seed=2 name=a"], ""),
     ],
 )
-def test_equal_jobs_run_once_and_that_is_said(words, zipped, names, said, loader, capsys):
+def test_combinations_equal_jobs_run_once(words, zipped, names, output, loader, capsys):
     assert [name for _, name in combinations(words, loader, zipped=zipped)] == names
     out = capsys.readouterr().out
-    assert said in out and bool(out) == bool(said)
+    assert output in out and bool(out) == bool(output)
 
 
-def test_rows_of_other_forms_are_refused(messages):
+def test_zip_of_other_forms_is_refused(messages):
     assert zip_of(composed("seed=1")) == {}
     messages(problems_of(zip_of, OmegaConf.create({"sweep": {"zip": [{"seed": [1]}]}})))
 
 
-def test_rows_that_can_not_be_are_refused_all_of_them(loader, messages):
+def test_zip_reports_all_errors(loader, messages):
     zipped = {"seed": [1, 2], "name": "a", "sweep.retry": [True, False], "optimizer.lr": [0.1]}
     messages(problems_of(combinations, ["seed=3"], loader, zipped=zipped))
 
@@ -130,7 +130,7 @@ def test_rows_that_can_not_be_are_refused_all_of_them(loader, messages):
 @pytest.mark.parametrize(
     "words", [["device=glob(*)"], ["sweep.slots.cpu=1,2"], ["hydra.verbose=true,false", "seed=1,2"]], ids=str
 )
-def test_a_sweep_over_nothing_or_over_its_own_settings_is_refused(words, loader, messages):
+def test_combinations_without_jobs_are_refused(words, loader, messages):
     messages(problems_of(combinations, words, loader))
 
 
@@ -147,14 +147,14 @@ def test_jobs_are_examined_for_a_machine():
     ]
 
 
-def test_where_the_jobs_run_elsewhere_nobody_knows_their_devices():
+def test_examine_elsewhere_knows_no_devices():
     jobs = [composed("device=cuda:3", "train.precision=bf16"), composed("device=cuda", "train.batch_size=0")]
     _, sound, (problems, *_) = examine(jobs, anywhere, False, hardware=Hardware())
     assert sound == ([], ("cuda:3",), (), None)
     assert [problem.source for problem in problems] == ["train.batch_size=0"]
 
 
-def test_the_launcher_says_which_devices_there_are():
+def test_examine_asks_the_launcher_for_devices():
     jobs = [composed(f"device={name}", "train.precision=bf16") for name in ("auto", "mps")]
     _, there, away = examine(jobs, partial(devices_in, has_gpus=True), False, hardware=Hardware())
     assert there == ([], ("auto",), ("cuda",), None)
@@ -168,7 +168,7 @@ hydra:
 """
 
 
-def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder):
+def test_params_give_way_to_arguments(loader, own_folder):
     (own_folder / "conf" / "experiment").mkdir(parents=True)
     (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
     found = parse(COMMANDS["train"], ["experiment=two", "device=cpu,cuda:0"])
@@ -182,19 +182,19 @@ def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder)
     ]
 
 
-def test_a_files_values_that_can_not_be_are_refused_all_of_them(loader, messages):
+def test_params_report_all_errors(loader, messages):
     params = {"seed": "[1", "sweep.retry": True, "model": "mlp"}
     messages(problems_of(combinations, [], loader, params=params))
     messages(problems_of(grid_params, OmegaConf.create({"hydra": {"sweeper": {"parms": {}, "params": None}}})))
 
 
-def test_hydras_mode_is_another_word_for_m(messages):
-    given = parse(COMMANDS["train"], ["hydra.mode=MULTIRUN", "seed=1,2"])
-    assert (given.flags, given.overrides) == (["-m"], ["seed=1,2"])
+def test_hydra_mode_multirun_starts_a_sweep(messages):
+    arguments = parse(COMMANDS["train"], ["hydra.mode=MULTIRUN", "seed=1,2"])
+    assert (arguments.flags, arguments.overrides) == (["-m"], ["seed=1,2"])
     messages(problems_of(parse, COMMANDS["train"], ["-m", "hydra.mode=RUN"]))
 
 
-def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch, messages):
+def test_hydra_mode_of_file_starts_sweep(own_folder, monkeypatch, messages):
     (own_folder / "conf" / "experiment").mkdir(parents=True)
     (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
     swept = []
@@ -211,7 +211,7 @@ def named_by_overrides(left_out=""):
     return Composer(loader, loader.load_configuration("config", [subdir, keys], RunMode.MULTIRUN))
 
 
-def test_a_jobs_folder_is_named_as_hydra_is_told():
+def test_composer_names_directory_by_subdir():
     jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
     jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
     composer = named_by_overrides("data")
@@ -233,7 +233,7 @@ def test_directories_need_the_seed_where_seeds_are_added(left_out, shared, tmp_p
     assert [problem.source.partition("subdir=")[2] for problem in problems] == shared
 
 
-def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
+def test_composer_with_numbers_equals_hydra():
     """A copy of another job's configuration with other numbers equals Hydra's composition, which takes 0.1 s per job."""
     each = [
         ("model=mlp", "seed=1", "optimizer.lr=0.1"),
@@ -248,25 +248,25 @@ def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
     composer = named_by_overrides()
     for number, words in enumerate(each):
         job, alone = Job(number, words, ""), Job(number, words, "")
-        found, wanted = composer.compose(job), Composer(composer._loader, composer._master).compose(alone)
-        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
+        found, expected = composer.compose(job), Composer(composer._loader, composer._master).compose(alone)
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
         assert job.folder_name == alone.folder_name
 
 
 @pytest.mark.parametrize(
     "value", ["müll", "data/übung.csv", "plain/word", "it's", "true", None, 0.5, [1, "ä,b"], {"a": "é"}]
 )
-def test_a_value_of_a_file_is_a_word_that_hydra_reads_back(value):
+def test_as_word_survives_hydras_parser(value):
     assert OverridesParser.create().parse_override(f"a={as_word(value)}").value() == value
 
 
-def test_folders_that_no_job_can_have_are_refused_each_once():
+def test_folder_problems_name_each_directory_once():
     names = ["same", "same", "data.path=/x/y", "..", ".hidden", "", "it's", "é" * 101, "seed=1,device=cuda:0"]
     problems = folder_problems([Job(number, (), "", folder_name=name) for number, name in enumerate(names)])
     assert [problem.source.partition("subdir=")[2] for problem in problems] == [*names[1:5], "''", *names[6:8]]
 
 
-def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
+def test_free_name_avoids_existing_directories(tmp_path):
     """hydra.sweep.subdir='${hydra.job.num}-${seed}' gives the same names as a retry."""
     jobs = {
         0: Job(0, ("seed=2",), "seed=2", state="failed", folder_name="0-2"),
@@ -279,12 +279,12 @@ def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
     assert (again.number, again.folder_name) == (0, "0-4")
 
 
-def test_a_sweeps_equal_jobs_are_each_its_own(tmp_path):
+def test_match_keeps_equal_jobs_of_sweep(tmp_path):
     jobs = {
         number: Job(number, (f"seed={seed}",), f"seed={seed}", state=state, folder_name=str(number))
         for number, (seed, state) in enumerate([(1, "finished"), (2, "interrupted"), (1, "interrupted"), (1, "failed")])
     }
     sweep = Sweep(tmp_path, "1", 0, (), jobs=jobs)
-    for seeds, wanted in ((("1", "2"), [1, 2]), (("2", "1", "1", "1"), [1, 2]), (("1", "3"), [4, 2])):
+    for seeds, expected in ((("1", "2"), [1, 2]), (("2", "1", "1", "1"), [1, 2]), (("1", "3"), [4, 2])):
         plan = Plan(("seed=",), [((f"seed={seed}",), f"seed={seed}") for seed in seeds], lambda context: None)
-        assert [job.number for job in _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)] == wanted
+        assert [job.number for job in _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)] == expected

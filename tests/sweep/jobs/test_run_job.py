@@ -16,12 +16,12 @@ from runner.sweep.launchers.slurm import link_console
 MEMBER = RunContext(member=Membership("multirun/ä b", "uid", "digits", "model=mlp seed='1'", publishes=False))
 
 
-def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
-    for number, said in enumerate(("first", "second")):  # a job that is resumed has another log
+def test_link_console_makes_hard_link(tmp_path):
+    for number, output in enumerate(("first", "second")):  # a job that is resumed has another log
         log = tmp_path / f"{number}.log"
-        log.write_text(said)
+        log.write_text(output)
         link_console(log, tmp_path / "0")
-        assert (tmp_path / "0/console.log").read_text() == said
+        assert (tmp_path / "0/console.log").read_text() == output
     check_folder(tmp_path / "0")
     (own := tmp_path / "1" / "console.log").parent.mkdir()
     own.write_text("own")
@@ -29,7 +29,7 @@ def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(t
     assert own.read_text() == "own"
 
 
-def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, capfd):
+def test_task_with_system_exit_fails(own_folder, monkeypatch, capfd):
     def end(cfg, folder, *, context):
         sys.exit()
 
@@ -44,7 +44,7 @@ def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, c
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, capfd):
+def test_task_error_is_in_summary(own_folder, capfd):
     cfg = compose.composer([])(["data=arrays", "data.path=nowhere.npz", "tracking.enabled=false", "model=mlp"])
     cfg.hydra.runtime.output_dir = str(own_folder / "3")
     HydraConfig.instance().set_config(cfg)
@@ -56,7 +56,7 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, capfd):
     assert "help:" in capfd.readouterr().out
 
 
-def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
+def test_in_turns_after_signal_starts_nothing(tmp_path, monkeypatch):
     """With folds of two sizes, those of the second size wait for the first."""
     fit, jobs = run_together.fit_together, []
     compose_run = compose.composer([])
@@ -67,7 +67,7 @@ def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
         (folder := tmp_path / str(fold)).mkdir()
         jobs.append(run_together.PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
     monkeypatch.setattr(
-        run_together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more)
+        run_together, "fit_together", lambda *arguments, **more: signal.raise_signal(15) or fit(*arguments, **more)
     )
     assert [summary.code for summary in run_together.in_turns(jobs)] == [143, 143, 143]
     assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3

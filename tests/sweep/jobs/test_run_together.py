@@ -38,12 +38,12 @@ def job(folder, seed):
     return PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu")))
 
 
-def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeypatch):
+def test_run_together_frees_former_group(tmp_path, monkeypatch):
     prepare, models, left = together.prepare, [], []
 
-    def watched(*given, **more):
+    def watched(*arguments, **more):
         left.append(sum(model() is not None for model in models))
-        parts = prepare(*given, **more)
+        parts = prepare(*arguments, **more)
         models.append(weakref.ref(parts.model))
         return parts
 
@@ -58,14 +58,14 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("module", "name"), [(Reporter, "log_model"), (session, "illustrate")])
-def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
-    whole, asked = getattr(module, name), []
+def test_member_with_failing_end_fails_alone(tmp_path, monkeypatch, module, name):
+    whole, requested = getattr(module, name), []
 
-    def fails_once(*given, **more):
-        asked.append(given)
-        if len(asked) == 1:
+    def fails_once(*arguments, **more):
+        requested.append(arguments)
+        if len(requested) == 1:
             raise RuntimeError("unexpected pos 704 vs 598\nin its file")
-        return whole(*given, **more)
+        return whole(*arguments, **more)
 
     monkeypatch.setattr(module, name, fails_once)
     jobs = [job(tmp_path, seed) for seed in range(3)]
@@ -104,7 +104,7 @@ TEXT = ["data=text", "data.path=words.txt", "data.context_length=4", "model=gpt"
         ([*TEXT, "model.width=8", "model.depth=1", "model.num_heads=1"], ["seed=0", "seed=1"]),
     ],
 )
-def test_each_has_the_rows_that_it_has_alone_and_the_device_has_them_once(own_folder, words, each):
+def test_common_rows_give_same_batches_once(own_folder, words, each):
     (own_folder / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 9)
     common, places = together.CommonRows(), set()
     for own in each:
@@ -112,28 +112,28 @@ def test_each_has_the_rows_that_it_has_alone_and_the_device_has_them_once(own_fo
         alone, parts = prepare(cfg, CPU), prepare(cfg, CPU)
         parts = common.shared(parts, cfg)
         for name in ("train", "val", "test"):
-            split, wanted = getattr(parts, name), getattr(alone, name)
-            if wanted is None:
+            split, expected = getattr(parts, name), getattr(alone, name)
+            if expected is None:
                 assert split is None
                 continue
             places |= {tensor.data_ptr() for tensor in tensors(split._rows)}
             for at in ((0, 0), (3, 1)):
-                batches = [list(one.epoch(at[0], first_batch=at[1])) for one in (split, wanted)]
+                batches = [list(one.epoch(at[0], first_batch=at[1])) for one in (split, expected)]
                 assert len(batches[0]) == len(batches[1])
                 assert all(map(torch.equal, tensors(batches[0]), tensors(batches[1])))
-            indexed = [one.indexed() for one in (split, wanted)]
+            indexed = [one.indexed() for one in (split, expected)]
             for one in indexed:
                 one.begin(2)
             gathered = [one.gather(torch.arange(split.num_rows).flip(0)) for one in indexed]
             assert all(map(torch.equal, *map(tensors, gathered)))
-            assert all(one.is_aligned(7) == wanted.indexed().is_aligned(7) for one in indexed)
+            assert all(one.is_aligned(7) == expected.indexed().is_aligned(7) for one in indexed)
             kept = [rows_of(getattr(one.splits, name)) for one in (parts, alone)]
             assert all(map(torch.equal, *map(tensors, kept)))
-            assert split.device_bytes <= wanted.device_bytes
+            assert split.device_bytes <= expected.device_bytes
     assert len(places) == len(tensors((parts.source.rows, dict(parts.source.given))))
 
 
-def test_other_rows_are_each_runs_own():
+def test_common_rows_with_other_data_copy():
     cfg = composed("model=linear")
     common, parts = together.CommonRows(), prepare(cfg, CPU)
     assert common.shared(parts, cfg).source is not parts.source
@@ -141,7 +141,7 @@ def test_other_rows_are_each_runs_own():
     assert common.shared(others, cfg) is others
 
 
-def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, monkeypatch):
+def test_group_reads_data_once(tmp_path, monkeypatch):
     check, found = together.check_alike, []
 
     def watched(members, **more):
@@ -162,7 +162,7 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "device", "asked", "raised"),
+    ("num_processes", "device", "requested", "raised"),
     [
         (4, "cuda:0", "data.residency=device", CannotStackError),
         (1, "cuda:0", "data.residency=device", RunnerError),
@@ -170,12 +170,10 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
         (4, "cuda:0", "data.limit=0", RunnerError),
     ],
 )
-def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
-    tmp_path, monkeypatch, num_processes, device, asked, raised
-):
+def test_data_without_memory_prevents_a_group(tmp_path, monkeypatch, num_processes, device, requested, raised):
 
-    def prepared(*given, **more):
-        raise RunnerError(Problem(asked, "the set takes 3 GiB, and it has 2 GiB free", "data.residency=stream"))
+    def prepared(*arguments, **more):
+        raise RunnerError(Problem(requested, "the set takes 3 GiB, and it has 2 GiB free", "data.residency=stream"))
 
     monkeypatch.setattr(together, "prepare", prepared)
     monkeypatch.setattr(host_memory, "_num_processes", num_processes)
@@ -199,7 +197,7 @@ def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
         (["data=digits"], False),
     ],
 )
-def test_rows_are_read_once_where_the_words_alone_decide_which_they_are(words, is_read, own_folder, monkeypatch):
+def test_common_rows_read_built_in_data_once(words, is_read, own_folder, monkeypatch):
     (own_folder / "own_data.py").write_text(
         "import torch\ndef drawn(): return torch.rand(40, 3), torch.arange(40) % 2\n"
     )
@@ -221,13 +219,13 @@ def test_rows_are_read_once_where_the_words_alone_decide_which_they_are(words, i
         assert common.read(cfg) is None
 
 
-def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
+def test_room_for_files_respects_the_limit(monkeypatch):
     """256 is a Mac's usual limit: of 64 runs, all failed, 26 of them after the start."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
         with monkeypatch.context() as refused:
-            refused.setattr(resource, "setrlimit", lambda *given: (_ for _ in ()).throw(ValueError))
+            refused.setattr(resource, "setrlimit", lambda *arguments: (_ for _ in ()).throw(ValueError))
             assert together._room_for_files(64) == 32
         assert together._room_for_files(64) == 64
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64 + 6 * 64
@@ -239,7 +237,7 @@ def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
     ("free_sets", "limit", "is_worth_it"),
     [(None, None, True), (2.0, None, True), (1.9, None, False), (9.0, 100, False)],
 )
-def test_on_an_accelerator_the_whole_set_takes_half_of_what_is_free_at_most(monkeypatch, free_sets, limit, is_worth_it):
+def test_common_rows_on_gpu_respect_free_memory(monkeypatch, free_sets, limit, is_worth_it):
     """And not more than the runs' rows, of which data.limit leaves few."""
     cfg = composed("model=linear", f"data.limit={'null' if limit is None else limit}")
     parts = replace(prepare(cfg, CPU), device=torch.device("cuda"))

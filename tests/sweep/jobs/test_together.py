@@ -47,7 +47,7 @@ def of(key, *values):
         (of("model.hidden_sizes", "[8]", "[9]", "[10]", "[11]"), [1, 1, 1, 1]),
     ],
 )
-def test_what_may_be_a_number_of_each(each, expected):
+def test_in_groups_allows_numbers_to_differ(each, expected):
     words = (*MLP, "data=synthetic") if "num_rows" in each[0][0] else MLP
     assert sizes(jobs(*each, words=words)) == expected
 
@@ -55,7 +55,7 @@ def test_what_may_be_a_number_of_each(each, expected):
 @pytest.mark.parametrize(
     ("num_slots", "batch", "expected"), [(2, "auto", [4, 4]), (3, "auto", [4, 4]), (2, 3, [3, 3, 2])]
 )
-def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
+def test_in_groups_fills_available_slots(num_slots, batch, expected):
     prepared = jobs(*of("seed", *range(8)))
     assert sizes(prepared, num_slots=num_slots, batch=batch) == expected
     found = in_groups(prepared, batch="auto", num_slots=lambda devices, num_jobs: num_jobs // 4)
@@ -73,7 +73,7 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
         ("train.max_seconds=3", "train.max_seconds is the time of each"),
     ],
 )
-def test_settings_that_each_needs_for_itself_are_told(word, why):
+def test_in_words_names_preventing_settings(word, why):
     found = in_groups(
         jobs(*of("seed", *range(4)), words=(*MLP, word)),
         batch="auto",

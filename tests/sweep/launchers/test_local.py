@@ -36,7 +36,7 @@ def names(found):
         (MAC, {"cpu": 2}, ["mps", "cpu", "cpu (2)"]),
     ],
 )
-def test_slots_with_the_most_free_memory_come_first(hardware, changes, expected):
+def test_slots_of_puts_most_memory_first(hardware, changes, expected):
     assert names(slots_of(hardware, ONE_EACH | changes)) == expected
 
 
@@ -56,22 +56,22 @@ def test_slots_with_the_most_free_memory_come_first(hardware, changes, expected)
         ("all", MAC, ["mps"]),
     ],
 )
-def test_a_job_may_take_what_its_device_leaves_open(device, hardware, expected):
+def test_devices_for_allows_devices_of_kind(device, hardware, expected):
     assert list(devices_for(parse(device), hardware)) == expected
 
 
 @pytest.mark.parametrize(("device", "hardware"), [("cuda:7", BOX), ("mps", BARE), (["mps", "cuda:0"], BARE)])
-def test_missing_device_is_an_error(device, hardware):
+def test_devices_for_missing_device_raises(device, hardware):
     assert problems_of(devices_for, parse(device), hardware)
 
 
-def test_missing_device_is_explained_by_the_driver():
+def test_devices_for_missing_device_explains_driver():
     machine = Hardware(**CUDA)
     (problem,) = problems_of(devices_for, ("cuda",), machine)
     assert problem.message == why_not("cuda", diagnose(machine)).cause
 
 
-def test_jobs_spread_over_the_devices_before_two_share_one():
+def test_pick_spreads_over_devices():
     free = slots_of(BOX, ONE_EACH | {"cuda": 2})
     taken = []
     for _ in range(6):
@@ -98,7 +98,7 @@ def test_jobs_spread_over_the_devices_before_two_share_one():
         (2, None, 64, 2),
     ],
 )
-def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
+def test_groups_of_cpu_counts_cores(cpu, num_threads, gib, expected):
     found = groups_of(BARE, ONE_EACH | {"cpu": cpu}, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30)
     assert found == {"cpu": expected}
 
@@ -118,13 +118,13 @@ def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
         ([replace(gpu(70), free_bytes=None)], 1, 16, 64, [1]),
     ],
 )
-def test_a_gpu_takes_as_many_groups_as_there_are_cores_and_memory_for(gpus, cuda, num_cpus, gib, expected):
+def test_groups_of_gpu_respects_cores_and_memory(gpus, cuda, num_cpus, gib, expected):
     machine = Hardware(cuda=tuple(gpus), **CUDA)
     found = groups_of(machine, ONE_EACH | {"cuda": cuda}, num_cpus=num_cpus, num_threads=None, free_bytes=gib * 2**30)
     assert [found[f"cuda:{index}"] for index in range(len(gpus))] == expected
 
 
-def test_what_one_job_leaves_of_a_device_is_for_groups_alone():
+def test_slots_of_groups_come_last():
     free = slots_of(BARE, ONE_EACH, groups={"cpu": 3})
     assert [slot.for_groups for slot in free] == [False, True, True]
     assert pick(["cpu"], free[1:], free[:1]) is None
@@ -135,7 +135,7 @@ def test_what_one_job_leaves_of_a_device_is_for_groups_alone():
     assert names(slot for slot in found if slot.for_groups) == ["cuda:1 (2)", "cuda:2 (2)", "cpu (2)", "cuda:1 (3)"]
 
 
-def test_a_job_that_is_no_group_has_a_gpu_to_itself():
+def test_pick_gives_single_job_whole_gpu():
     """A single job takes the GPU memory that it needs, and a group takes its share."""
     first, second = slots_of(BOX, ONE_EACH, groups={"cuda:1": 2})[:: len(BOX.cuda) + 1]
     assert (first, second) == (Slot("cuda:1"), Slot("cuda:1", 1, for_groups=True))
@@ -164,7 +164,7 @@ def test_a_job_that_is_no_group_has_a_gpu_to_itself():
         (["cuda:0", "cuda:1"], 48, 3),
     ],
 )
-def test_several_groups_share_a_gpu_where_each_has_enough_jobs(devices, num_jobs, expected):
+def test_num_groups_needs_enough_jobs_each(devices, num_jobs, expected):
     order = slots_of(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 4, "cuda:2": 1, "cpu": 3})
     assert num_groups(order, devices, num_jobs) == expected
 
@@ -183,7 +183,7 @@ def test_a_job_sees_only_its_gpu(slot, visible, expected):
     assert local.environment_of(slot, visible=visible) == expected
 
 
-def test_choice_of_a_slot_is_torchs_first_gpu():
+def test_choice_at_gpu_slot_is_cuda_0():
     choice = choice_at(Slot("cuda:2"), parse("cuda:2"))
     assert (choice.device, choice.here, choice.reason) == ("cuda:2", "cuda:0", "as asked")
     assert choice_at(Slot("cuda:2"), parse("auto")).reason.startswith("auto: ")

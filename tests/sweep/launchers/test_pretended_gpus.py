@@ -27,7 +27,7 @@ def most_at_once(found):
 
 
 @pytest.mark.slow
-def test_each_job_gets_its_gpu_and_sees_no_other(own_folder, warm):
+def test_jobs_see_only_their_gpu(own_folder, warm):
     out, found = sweep(warm, own_folder, "device=cuda:0,cuda:1,cpu", "seed=1,2")
     assert "slots    cuda:0, cuda:1, cpu" in out
     assert [job.state for job in found.jobs.values()] == ["finished"] * 6
@@ -41,7 +41,7 @@ def test_each_job_gets_its_gpu_and_sees_no_other(own_folder, warm):
 
 
 @pytest.mark.slow
-def test_jobs_that_may_choose_spread_over_the_gpus_of_those_that_the_sweep_sees(own_folder, warm):
+def test_automatic_jobs_spread_over_visible_gpus(own_folder, warm):
     _, found = sweep(warm, own_folder, "device=auto", "seed=1,2,3", "sweep.slots.cuda=2", CUDA_VISIBLE_DEVICES="5,7")
     assert {job.device for job in found.jobs.values()} == {"cuda:0", "cuda:1"}
     assert {(job.device, seen) for job, seen in zip(found.jobs.values(), visible(found).values(), strict=True)} == {
@@ -58,7 +58,7 @@ def test_jobs_that_may_choose_spread_over_the_gpus_of_those_that_the_sweep_sees(
 
 
 @pytest.mark.slow
-def test_on_a_mac_the_gpu_is_a_slot_beside_the_cpu(own_folder, warm):
+def test_mps_has_a_slot_of_its_own(own_folder, warm):
     out, found = sweep(warm, own_folder, "device=mps,cpu,auto,cuda", device="mps")
     assert "slots    mps, cpu" in out
     assert [(job.state, job.device) for job in found.jobs.values()] == [

@@ -60,7 +60,7 @@ def are_gone(*pids):
     return True
 
 
-def test_each_job_is_a_fresh_process_that_was_warm_already(pool, tmp_path):
+def test_pool_forks_from_preloaded_process(pool, tmp_path):
     for number in range(3):
         pool.start(request("report", tmp_path / f"{number}.json", tmp_path / f"{number}.log", number))
     assert all_ended(pool, 3) == [Ended(number, 0) for number in range(3)]
@@ -79,14 +79,14 @@ def test_each_job_is_a_fresh_process_that_was_warm_already(pool, tmp_path):
     ("what", "code"),
     [("0", 0), ("3", 3), ("raise", 1), ("sys.exit", 7), ("os._exit", 9), ("SIGSEGV", -11), ("SIGKILL", -9)],
 )
-def test_each_end_of_a_job_is_reported(pool, tmp_path, what, code):
+def test_pool_reports_each_end(pool, tmp_path, what, code):
     pool.start(request("end_as_told", what, tmp_path / "log"))
     pool.start(request("report", tmp_path / "other.json", tmp_path / "other.log", 1))
     assert all_ended(pool, 2) == [Ended(0, code), Ended(1, 0)]
     assert pool.running == [] and (what != "raise" or "ValueError: no" in (tmp_path / "log").read_text())
 
 
-def test_end_of_an_unforked_job_is_seen(tmp_path, monkeypatch):
+def test_pool_reports_end_of_unforked_job(tmp_path, monkeypatch):
     with ProcessPool(PATHS, forks=False) as pool:
         pool.start(request("end_as_told", "3", tmp_path / "log"))
         assert are_gone(pool._pids[0])
@@ -99,7 +99,7 @@ def test_end_of_an_unforked_job_is_seen(tmp_path, monkeypatch):
         assert pool.ended() == []
 
 
-def test_a_job_is_stopped_with_what_it_started(pool, tmp_path):
+def test_pool_signal_reaches_child_processes(pool, tmp_path):
     pool.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
     pids = read_pids(tmp_path / "pids")
     pool.ended()
@@ -108,13 +108,13 @@ def test_a_job_is_stopped_with_what_it_started(pool, tmp_path):
     assert are_gone(*pids)
 
 
-def test_a_signal_for_a_job_that_has_no_process_yet_is_not_lost(pool, tmp_path):
+def test_pool_signal_before_fork_arrives(pool, tmp_path):
     pool.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log"))
     pool.signal(0, signal.SIGKILL)
     assert all_ended(pool, 1) == [Ended(0, -signal.SIGKILL)]
 
 
-def test_closing_ends_what_still_runs(pool, tmp_path):
+def test_pool_close_ends_jobs(pool, tmp_path):
     pool.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log", grace_seconds=0.2))
     pids = read_pids(tmp_path / "pids")
     pool.close()
@@ -123,14 +123,14 @@ def test_closing_ends_what_still_runs(pool, tmp_path):
 
 
 @pytest.mark.parametrize("forks", KINDS)
-def test_closing_does_not_wait_until_it_is_warm(forks, tmp_path):
+def test_pool_close_waits_for_no_import(forks, tmp_path):
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)")
     pool = ProcessPool({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
     pool.close()
     assert pool._warm.returncode == -signal.SIGTERM
 
 
-def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
+def test_pool_preload_leaves_no_directory(tmp_path):
     script = (
         "import os\nfrom runner.sweep.launchers import worker\n"
         "with worker.folder_for_now() as folder:\n"
@@ -162,7 +162,7 @@ def test_a_forked_job_computes_on_the_device(device, tmp_path):
         assert call(pool, jobs_for_nursery.on_device, str(device)) == 3.0
 
 
-def test_a_call_gives_the_answer_or_what_was_raised(pool):
+def test_call_returns_or_raises(pool):
     assert call(pool, jobs_for_nursery.add, 2, 3) == 5
     with pytest.raises(ValueError, match="it does not work"):
         call(pool, jobs_for_nursery.fail)
@@ -172,7 +172,7 @@ def test_a_call_gives_the_answer_or_what_was_raised(pool):
 
 
 @forking
-def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
+def test_pool_replaces_killed_preloaded_process(tmp_path):
     with ProcessPool(PATHS) as pool:
         pool.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
         pids = read_pids(tmp_path / "pids")
@@ -185,7 +185,7 @@ def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
 
 @forking
 @pytest.mark.parametrize("is_known", [True, False], ids=["after a look", "before one"])
-def test_jobs_are_told_as_lost_where_the_next_one_starts_before_a_look(tmp_path, is_known):
+def test_pool_start_reports_lost_jobs(tmp_path, is_known):
     with ProcessPool(PATHS) as pool:
         pool.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
         pids = read_pids(tmp_path / "pids")
@@ -200,7 +200,7 @@ def test_jobs_are_told_as_lost_where_the_next_one_starts_before_a_look(tmp_path,
 
 
 @forking
-def test_a_job_that_was_asked_for_and_lost_takes_none_of_its_number_with_it(tmp_path):
+def test_pool_lost_job_loses_its_signal(tmp_path):
     with ProcessPool(PATHS) as pool:
         assert call(pool, jobs_for_nursery.add, 1, 1) == 2
         os.kill(pool._warm.pid, signal.SIGSTOP)  # it no longer reads requests

@@ -93,7 +93,14 @@ def on(address: str) -> tuple[str, str]:
 def test_ray_runs_jobs_on_both_nodes(cluster, tmp_path, empty_store):
     address, _ = cluster
     shutil.copy(empty_store, tmp_path / "mlflow.db")
-    words = ("device=cpu", "model=linear,mlp", "train.num_steps=1", "data.limit=100", "task.plots=false")
+    words = (
+        "device=cpu",
+        "model=linear,mlp",
+        "train.num_steps=1",
+        "data.limit=100",
+        "task.plots=false",
+        "tracking.log_model=false",
+    )
     code, text = sweep(tmp_path, *on(address), *words, **RAY)
     assert code == 0, text
     assert "2 nodes, 2 CPUs, 1 GPU" in text
@@ -118,7 +125,7 @@ def test_ray_jobs_die_as_rows_with_causes(cluster, tmp_path):
     pairs = [*jobs.items(), ("cpu", "SIGSEGV"), ("cpu", "site")]
     devices, ends = (",".join(f"'{each}'" for each in column) for column in zip(*pairs, strict=True))
     words = (f"sweep.zip={{device:[{devices}],model.how:[{ends}]}}", "model=dying", "train.num_epochs=1")
-    words += ("data=arrays", "data.path=${oc.env:ARRAYS}", "tracking.enabled=false")
+    words += ("data=arrays", "data.path=${oc.env:ARRAYS}", "tracking.enabled=false", "task.plots=false")
     code, text = sweep(tmp_path, *on(address), *words, **RAY, ARRAYS="a.npz")
     assert code == 1, text
     rows = dict(zip(pairs, states(tmp_path).values(), strict=True))

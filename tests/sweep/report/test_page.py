@@ -46,7 +46,7 @@ def test_grid_page_shows_curves_seeds_and_keys(grid_page):
     assert 'id="seeds"' in without_scripts(grid_page)
 
 
-def test_over_seeds_the_curves_have_their_median_and_quartiles(grid_folder, grid_page):
+def test_curves_over_seeds_have_bands(grid_folder, grid_page):
     report, drawn = build.read_report(grid_folder), figures(grid_page)
     (metric,) = [goal.metric for goal in report.goals]
     bands = [trace for trace in drawn["curve-1"]["data"] if "job" not in trace.get("meta", {})]
@@ -60,7 +60,7 @@ def test_over_seeds_the_curves_have_their_median_and_quartiles(grid_folder, grid
         assert array(area["y"]) == pytest.approx([*high, *low[::-1]], rel=1e-5) and area["fill"] == "toself"
 
 
-def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
+def test_search_page_shows_pruned_jobs(search_page):
     drawn = figures(search_page)
     assert list(drawn) == ["history", "keys", "curve-0", "curve-1"]
     line, whole, pruned = drawn["history"]["data"]
@@ -77,13 +77,13 @@ def test_nothing_comes_over_the_network(grid_page):
     assert "default-src 'none'" in rest
 
 
-def test_plotly_is_inside_once_and_only_where_it_is_used(grid_page, tmp_path, write):
+def test_page_contains_plotly_if_needed(grid_page, tmp_path, write):
     assert grid_page.count("plotly.js v") == 1
     empty = build.draw(build.read_report(write.folder(tmp_path).close()))
     assert len(empty) < 30_000 and "0 jobs" in empty
 
 
-def test_what_a_person_wrote_is_escaped_everywhere(tmp_path, write):
+def test_page_escapes_texts_of_users(tmp_path, write):
     sweep = write.folder(tmp_path, words=(EVIL,), objectives=({"metric": "val/accuracy", "direction": "maximize"},))
     for seed in (1, 2, 3):
         for device in ("cpu", "cuda:0"):
@@ -99,7 +99,7 @@ def test_what_a_person_wrote_is_escaped_everywhere(tmp_path, write):
     assert "<img" not in drawn and "<script" not in drawn  # plotly interprets a few tags in its texts
 
 
-def test_a_hundred_jobs_of_ten_thousand_steps_make_a_page_of_five_megabytes(tmp_path, write):
+def test_page_of_hundred_jobs_stays_small(tmp_path, write):
     sweep = write.folder(tmp_path)
     for number in range(100):
         overrides = (f"optimizer.lr={number}", f"model.width={number % 7}")

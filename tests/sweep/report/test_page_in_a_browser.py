@@ -91,7 +91,7 @@ def note(document, name):
     return re.search(rf'data-{name}="([^"]*)"', document)[1]
 
 
-def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
+def test_page_is_drawn_without_a_network(render, grid_file, grid_folder):
     loaded = "performance.getEntriesByType('resource').map(e => e.name).join(' ') || 'nothing'"
     document = render(grid_file, noted("loaded", loaded))
     assert note(document, "loaded") == "nothing"
@@ -103,7 +103,7 @@ def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
     assert re.search(r'<tr data-job="4" class="best">', document)
 
 
-def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, grid_folder):
+def test_click_sorts_in_both_directions(render, grid_file, grid_folder):
     results = build.read_report(grid_folder).results
     known = [result for result in results if result.samples_per_second]
     by_speed = [result.job for result in sorted(known, key=lambda result: result.samples_per_second)]

@@ -28,7 +28,7 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(significance, "DRAWS", 400)
 
 
-def test_of_equal_configurations_a_winner_is_named_in_one_of_twenty_at_most(few_draws):
+def test_difference_of_equals_seldom_decides(few_draws):
     rng = np.random.default_rng(0)
     for n, num in ((6, 250), (8, 500), (12, 250)):
         wins = sum(difference(*simulated(rng, n)).is_decided for _ in range(num))
@@ -80,7 +80,7 @@ def test_values_are_paired_by_seed_and_fold():
     assert (other.difference.is_paired, other.unit) == (False, "folds")
 
 
-def test_the_numbers_are_those_of_the_two_tests():
+def test_difference_numbers_match_both_tests():
     a, b = of(0.9, 0.8, 0.85, 0.95, 0.7, 0.88), of(0.5, 0.45, 0.6, 0.55, 0.4, 0.5)
     found = difference(a, b)
     assert found.p_value == pytest.approx(2 / 2**6)
@@ -93,12 +93,12 @@ def test_the_numbers_are_those_of_the_two_tests():
 
 
 @pytest.mark.parametrize("apart", [[1e-12 * seed for seed in range(8)], [0, 0, 0, 0, 0, 0, 0, 1e-3], [0] * 8])
-def test_differences_that_are_nearly_all_alike_are_decided_too(apart):
+def test_difference_with_nearly_equal_pairs_decides(apart):
     found = difference(of(*(1.0 + np.array(apart))), of(*np.zeros(8)))
     assert found.is_decided and found.low <= found.mean <= found.high
 
 
-def test_only_shared_seeds_are_paired():
+def test_difference_pairs_shared_seeds_only():
     found = difference({3: 1.0, 1: 5.0, 9: 100.0}, {1: 4.0, 3: 0.5, 2: -100.0})
     assert (found.n, found.mean) == (2, 0.75)
     rng = np.random.default_rng(2)
@@ -149,7 +149,7 @@ def test_equal_gaps_of_few_rows_decide_nothing():
     assert difference(of(*(before + 0.20)), of(*before)).is_decided
 
 
-def test_folds_of_one_seed_take_no_t_test():
+def test_difference_of_folds_avoids_t_test():
     found = apart({(0, fold): 1.0 + fold / 10 for fold in range(5)}, {(0, fold): 9.0 for fold in range(5)})
     assert (found.unit, found.difference.test, found.verdict) == ("folds", "a sign-flip test", "undecided")
 
@@ -169,7 +169,7 @@ def test_how_many_seeds_more(a, b, more):
 
 
 @pytest.mark.parametrize("num_comparisons", [1, 10, 300])
-def test_folds_that_are_advised_decide_the_plainest_difference(num_comparisons):
+def test_more_folds_decide_a_plain_difference(num_comparisons):
     """The smallest number at which a sign-flip test can decide."""
 
     def found(n):
@@ -180,7 +180,7 @@ def test_folds_that_are_advised_decide_the_plainest_difference(num_comparisons):
     assert found(n).is_decided and not found(n - 1).is_decided
 
 
-def test_drawn_orders_are_as_many_as_the_level_asks_for():
+def test_num_orders_follows_the_level():
     rng = np.random.default_rng(5)
     a, b = of(*rng.normal(20.0, 1.0, 16)), dict(enumerate(rng.normal(0.0, 1.0, 16), 100))
     assert difference(a, b, num_comparisons=300).is_decided
@@ -188,7 +188,7 @@ def test_drawn_orders_are_as_many_as_the_level_asks_for():
     assert (found.test, found.is_decided, found.more_seeds) == ("a permutation test", False, None)
 
 
-def test_the_advice_is_enough_in_most_cases(few_draws):
+def test_more_seeds_usually_suffice(few_draws):
     """A true difference of a known size, with the number of seeds that is advised for it."""
     rng = np.random.default_rng(3)
     first = difference(of(0.0, 2.0, 0.0, 2.0, 0.0, 2.0), of(0, 0, 0, 0, 0, 0))  # mean 1, deviation 1.1
@@ -206,7 +206,7 @@ def test_among_many_configurations_each_must_be_surer():
 
 @pytest.mark.parametrize("n", [6, 9, 12])
 @pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
-def test_the_sign_flip_test_is_scipys_over_all_signs(n, shift):
+def test_sign_flip_equals_scipys(n, shift):
     values = np.random.default_rng(n).exponential(size=n) - 1 + shift
     values[n // 2] = 0.0
     found = difference(of(*values), of(*np.zeros(n))).p_value
@@ -223,7 +223,7 @@ def by_all_signs(differences):
 
 @pytest.mark.parametrize("unit", [1.0, 1 / 360, 1e-4])
 @pytest.mark.parametrize("counts", [(1, 1, -1), (1, 1, -1, 1, 1, -1, 1), (2, 1, 1, -3, 4, 1, 5), (3, 3, 3, 2, 2, -5)])
-def test_sums_that_tie_count_both(unit, counts):
+def test_sign_flip_counts_ties_twice(unit, counts):
     accuracies = 0.9 + unit * np.cumsum(counts)
     before = 0.9 + unit * np.cumsum([0, *counts[:-1]])
     assert difference(of(*accuracies), of(*before), are_folds=True).p_value == pytest.approx(
@@ -238,12 +238,12 @@ def test_sums_of_many_pairs_tie_too():
 
 
 @pytest.mark.parametrize("size", [1e9, 1e15])
-def test_one_that_diverged_does_not_hide_the_signs_of_the_others(size):
+def test_sign_flip_with_diverged_keeps_signs(size):
     found = difference(of(size, 0.2, 0.1, 0.3, 0.1, -0.1, 0.2), of(*np.zeros(7)))
     assert found.p_value == pytest.approx(by_all_signs((100, 2, 1, 3, 1, -1, 2)))
 
 
-def test_many_pairs_are_as_sure_as_they_are(few_draws):
+def test_sign_flip_of_many_pairs_is_exact(few_draws):
     """With twenty configurations, each p-value must be below 1 in 3,800, for which 9,999 random signs are too few."""
     rng = np.random.default_rng(4)
     a, b = of(*rng.normal(3.0, 1.0, 40)), of(*np.zeros(40))
@@ -252,7 +252,7 @@ def test_many_pairs_are_as_sure_as_they_are(few_draws):
     assert difference(diverged, b).p_value == pytest.approx(2 / 2**40)
 
 
-def test_a_winner_among_many_is_as_sure_as_among_two_and_a_single_better_one_surer():
+def test_winner_among_many_is_corrected():
     """Six seeds of one sign occur by chance in 2 of 64: enough for the best of three, but not for one of three pairs."""
     best, near, far = ({(seed, None): value for seed in range(6)} for value in (0.0, 1.0, 2.0))
     goal = Goal("val/loss", "min")
@@ -270,14 +270,14 @@ INF = float("inf")
 
 
 @pytest.mark.parametrize("other", [of(*[1.0] * 8), dict.fromkeys(range(100, 108), 1.0)])
-def test_what_always_diverges_is_worse(other):
+def test_diverging_configuration_is_worse(other):
     found = difference(of(*[INF] * 8), other)
     assert found.verdict("min") == "worse" and difference(other, of(*[INF] * 8)).verdict("min") == "better"
     assert (found.mean, found.low, found.high) == (INF, None, None) and found.p_value < 0.05
 
 
 @pytest.mark.parametrize(("num", "verdict"), [(0, "better"), (1, "undecided"), (5, "undecided"), (7, "worse")])
-def test_what_diverges_outweighs_what_does_not(num, verdict):
+def test_diverged_value_outweighs_finite_ones(num, verdict):
     found = difference(of(*[INF] * num, *[0.5] * (16 - num)), of(*np.linspace(0.9, 1.1, 16)))
     assert found.verdict("min") == verdict
     assert found.p_value == pytest.approx(2 / 2 ** (num or 16), abs=1e-4) or num == 1
@@ -295,7 +295,7 @@ def results(values, **more):
     return [JobResult(seed, "", (), {}, "finished", "", seed, metrics={"val/loss": value}, **more) for seed, value in values.items()]  # fmt: skip
 
 
-def test_a_training_that_diverged_counts_as_the_worst():
+def test_reached_of_diverged_training_is_worst():
     safe, bold = of(*np.linspace(0.9, 1.1, 16)), of(*np.linspace(0.4, 0.6, 16))
     gone = results({seed: bold[seed] for seed in range(8)}, diverged=True) + results({s: bold[s] for s in range(8, 16)})
     for result in gone[:8]:
@@ -311,7 +311,7 @@ def test_a_training_that_diverged_counts_as_the_worst():
     assert JobResult(0, "", (), {}, "finished", "").reached("val/loss", "min") is None
 
 
-def test_the_best_is_worse_than_none_whatever_its_mean():
+def test_best_is_worse_than_none():
     """The one with the better mean also has the easy seeds, and is worse for each common seed."""
     easy, hard = dict.fromkeys(range(8), 0.1), dict.fromkeys(range(8, 16), 2.0)
     groups = {"a": results(easy | hard), "b": results(dict.fromkeys(hard, 1.5))}

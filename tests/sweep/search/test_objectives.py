@@ -25,7 +25,7 @@ SUMMARIES = [
 
 
 @pytest.mark.parametrize(("best", "metrics", "goals", "expected"), SUMMARIES)
-def test_the_value_of_the_best_epoch_where_it_was_kept_else_the_last(best, metrics, goals, expected):
+def test_values_of_takes_best_epoch_first(best, metrics, goals, expected):
     summary = Summary(metrics=metrics, best={"metric": best[0], "value": best[1]} if best else {})
     values, reason = values_of(summary, goals)
     assert (reason if values is None else values) == expected
@@ -92,13 +92,13 @@ def config(**changes):
         ("val/loss", {"data": {"val_fraction": 0, "_target_": "my_data.with_splits"}}, None),
     ],
 )
-def test_a_metric_that_no_job_has_is_told_before(metric, changes, mend):
+def test_goal_problems_name_unknown_metrics(metric, changes, mend):
     goals, _ = read_goals(metric, None)
     found = goal_problems(goals, config(**changes), ())
     assert [mend in problem.help for problem in found] == ([] if mend is None else [True]), found
 
 
-def test_what_differs_among_the_trials_is_not_judged_before():
+def test_goal_problems_skip_varying_tasks():
     assert not goal_problems(read_goals("val/mae", None)[0], config(), {"task"})
 
 
@@ -121,11 +121,11 @@ KEPT_BY_ACCURACY = ("train.early_stopping.metric=val/accuracy", "train.early_sto
         (read_goals("train/loss", "minimize")[0], {}, ()),
     ],
 )
-def test_a_run_keeps_its_best_by_the_searched_metric(goals, stopping, expected):
+def test_kept_by_follows_searched_metric(goals, stopping, expected):
     assert kept_by(goals, config(train={"early_stopping": stopping})) == expected
 
 
-def test_the_names_are_those_that_the_tasks_report():
+def test_known_metrics_match_tasks():
     from torch import nn
 
     from runner import tasks

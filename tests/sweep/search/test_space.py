@@ -56,24 +56,24 @@ def test_override_becomes_a_dimension(override, dimension, optunas):
 
 
 @pytest.mark.parametrize(("words", "mend"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
-def test_each_mistake_has_its_mend(words, mend):
+def test_read_space_error_has_help(words, mend):
     with pytest.raises(RunnerError) as caught:
         read_space(words, None)
     assert mend in caught.value.problems[0].help
 
 
-def test_every_mistake_is_told_at_once():
+def test_read_space_reports_all_errors():
     assert len(problems_of(read_space, ["a=interval(2,1)", "b=range(1,1)", "c=1,2", "c=2,3"], None)) == 3
 
 
-def test_the_file_gives_more_and_the_command_line_wins():
+def test_read_space_params_give_way():
     space = read_space(["a=1,2"], None, more={"a": "interval(0,1)", "b.c": "range(1,4)", "d": "7"})
     assert space == Space(("d=7",), {"b.c": Numbers("b.c", 1, 3, 1), "a": Choices("a", ("1", "2"))})
     with pytest.raises(RunnerError, match="interval"):
         read_space([], None, more={"a": "interval(0,x"})
 
 
-def test_a_trials_words_are_read_by_hydra_as_they_were_meant():
+def test_overrides_survive_hydras_parser():
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     space = read_space(
@@ -87,12 +87,12 @@ def test_a_trials_words_are_read_by_hydra_as_they_were_meant():
     assert space.name({**values, "a": 0.123456}) == "a=0.1235 b=4 c=0.3 d=cuda:0"
 
 
-def test_the_corners_have_every_choice_and_both_ends():
+def test_corners_have_choices_and_ends():
     space = read_space(["a=interval(0,1)", "b=x,y,z", "c=range(1,5)"], None)
     corners = space.corners()
     assert len(corners) == 1 + 1 + 2 + 1 and corners[0] == {"a": 0.0, "b": "x", "c": 1}
-    for key, wanted in {"a": {0.0, 1.0}, "b": {"x", "y", "z"}, "c": {1, 4}}.items():
-        assert {corner[key] for corner in corners} == wanted
+    for key, expected in {"a": {0.0, 1.0}, "b": {"x", "y", "z"}, "c": {1, 4}}.items():
+        assert {corner[key] for corner in corners} == expected
 
 
 def test_all_values_of_a_dimension():

@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_jobs")]
 
 LR = "optimizer.lr=tag(log,interval(1e-6,1e-1))"
 COMMON = ["hydra/sweeper=optuna", "model=mlp", "tracking.enabled=false", "sweep.slots.cpu=2", "device=cpu"]
-COMMON += ["task.plots=false"]
-SHORT = ["train.num_epochs=5", "model.hidden_sizes=[16],[32]", LR]
+COMMON += ["task.plots=false", "data.limit=300", "train.batch_size=50"]
+SHORT = ["train.num_epochs=4", "model.hidden_sizes=[16],[32]", LR]
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 
@@ -74,34 +74,34 @@ def agrees(folder):
     return good
 
 
-def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd):
-    words = [*SHORT, "hydra.sweeper.startup_trials=2", "hydra.sweeper.warmup_epochs=2", "hydra.sweeper.n_trials=9"]
+def test_search_prunes_and_continues_with_more(own_folder, capfd):
+    words = [*SHORT, "hydra.sweeper.startup_trials=2", "hydra.sweeper.warmup_epochs=2", "hydra.sweeper.n_trials=7"]
     assert search(*words) == 0
-    assert agrees("found") == list(range(9))
-    said = capfd.readouterr().out
-    plan = said[: said.index("job 0 started")]
+    assert agrees("found") == list(range(7))
+    output = capfd.readouterr().out
+    plan = output[: output.index("job 0 started")]
     lines = """slots    cpu, cpu (2)
-        search   tpe, 9 trials, seed 0
+        search   tpe, 7 trials, seed 0
         goal     minimize val/loss
         pruner   median, after 2 epochs, once 2 trials have run to their end
         space    model.hidden_sizes  [16], [32]
         optimizer.lr        1e-06 to 0.1, logarithmic"""
     assert all(line.strip() in plan for line in lines.splitlines())
-    pruned = [number for number in range(9) if summary_of("found", number)["status"] == "pruned"]
-    assert pruned and all(2 <= summary_of("found", number)["num_epochs"] < 5 for number in pruned)
+    pruned = [number for number in range(7) if summary_of("found", number)["status"] == "pruned"]
+    assert pruned and all(2 <= summary_of("found", number)["num_epochs"] < 4 for number in pruned)
     whole = [trial for trial in trials_of("found") if trial.state == TrialState.COMPLETE]
     best = min(whole, key=lambda trial: trial.value)
     assert json.loads(Path("found/report.json").read_text())["best_job"] == best.number
     assert capfd.readouterr().err == ""
 
-    before = {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(9)}
-    assert search(*words[:-1], "hydra.sweeper.n_trials=10", "sweep.resume=found", folder="other") == 0
-    assert agrees("found") == list(range(10)) and not Path("other").exists()
+    before = {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(7)}
+    assert search(*words[:-1], "hydra.sweeper.n_trials=8", "sweep.resume=found", folder="other") == 0
+    assert agrees("found") == list(range(8)) and not Path("other").exists()
     assert "\nbefore   " in capfd.readouterr().out
-    assert before == {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(9)}
+    assert before == {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(7)}
 
 
-def test_a_slow_trial_holds_nobody(own_folder):
+def test_search_slow_trial_blocks_no_other(own_folder):
     (own_folder / "my_models.py").write_text(
         "import pathlib, time, torch\n"
         "class Waits(torch.nn.Sequential):\n"
@@ -136,7 +136,7 @@ def kill_after(process, num_lines, *, all_of_it):
     return process.returncode
 
 
-def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(warm, own_folder):
+def test_search_killed_repeatedly_completes(warm, own_folder):
     moments = random.Random(0)
     num_trials, num_lines, codes = 6, 0, []
     words = ["-m", *COMMON, *SHORT, "hydra.sweep.dir=found", f"hydra.sweeper.n_trials={num_trials}"]
@@ -149,15 +149,15 @@ def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(warm, 
         num_lines = Path("found/ledger.jsonl").read_bytes().count(b"\n")
     assert codes.count(-signal.SIGKILL) >= 2, codes
     last = warm.command(own_folder, *words, *again)
-    said, _ = last.communicate()
-    assert last.returncode == 0, said
+    output, _ = last.communicate()
+    assert last.returncode == 0, output
     assert len(agrees("found")) == num_trials
     assert all(job.is_done for job in ledger.read(Path("found")).jobs.values())
     optimized = [state for _, state in events_of("found") if state in ("finished", "pruned", "failed")]
     assert len(optimized) == num_trials  # each ended once
 
 
-def test_another_metric_is_what_a_run_keeps_its_best_by(own_folder):
+def test_search_metric_decides_the_best_epoch(own_folder):
     words = [*SHORT, "hydra.sweeper.metric=val/accuracy", "hydra.sweeper.sampler=random", "hydra.sweeper.n_trials=1"]
     assert search(*words) == 0
     (trial,) = trials_of("found")
@@ -168,7 +168,7 @@ def test_another_metric_is_what_a_run_keeps_its_best_by(own_folder):
     assert again.train.early_stopping.metric == "val/accuracy"
 
 
-def test_two_goals_give_a_front(own_folder, capfd):
+def test_search_with_two_metrics_has_front(own_folder, capfd):
     metrics = "hydra.sweeper.metric=[val/loss,speed/samples_per_second]"
     assert search(*SHORT, metrics, "hydra.sweeper.sampler=nsga2", "hydra.sweeper.n_trials=2") == 0
     found = trials_of("found")
@@ -176,11 +176,11 @@ def test_two_goals_give_a_front(own_folder, capfd):
     for trial in found:
         summary = summary_of("found", trial.number)
         assert trial.values == [summary["best"]["value"], summary["metrics"]["speed/samples_per_second"]]
-    said = capfd.readouterr().out
-    assert "minimize val/loss, maximize speed/samples_per_second" in said and "none (pruning needs" in said
+    output = capfd.readouterr().out
+    assert "minimize val/loss, maximize speed/samples_per_second" in output and "none (pruning needs" in output
 
 
-def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capfd):
+def test_search_without_its_metric_gives_up(own_folder, capfd):
     (own_folder / "my_tasks.py").write_text(
         "from runner.tasks.classification import Classification\n"
         "class Mine(Classification):\n"
@@ -189,8 +189,8 @@ def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capf
     )
     words = ["task._target_=my_tasks.Mine", "hydra.sweeper.metric=val/dice", "hydra.sweeper.pruner=median"]
     assert search(*SHORT, *words, "sweep.slots.cpu=1") == 1
-    said = capfd.readouterr().out
-    assert "it has no metric val/dice; it has " in said and "test/loss, train/loss" in said and "given up" in said
+    output = capfd.readouterr().out
+    assert "it has no metric val/dice; it has " in output and "test/loss, train/loss" in output and "given up" in output
     (job,) = ledger.read(Path("found")).jobs.values()
     assert job.state == "failed" and trials_of("found")[0].state == TrialState.FAIL
 
@@ -241,7 +241,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("words", "mends"), MISTAKES.values(), ids=MISTAKES)
-def test_errors_are_reported_before_anything_is_written(words, mends, own_folder, capfd):
+def test_search_errors_come_before_writing(words, mends, own_folder, capfd):
     words = [
         re.sub(r"^(\+?)([A-Z_]+)=", lambda match: f"{match[1]}hydra.sweeper.{match[2].lower()}=", word)
         for word in words
@@ -262,27 +262,27 @@ def test_errors_are_reported_before_anything_is_written(words, mends, own_folder
         ([LR], f"hydra/sweeper=optuna '{LR}'"),
     ],
 )
-def test_a_search_that_was_not_asked_for_is_offered(words, mend, own_folder, capfd):
+def test_interval_without_search_suggests_optuna(words, mend, own_folder, capfd):
     assert cli.main(["-m", *words]) == 2
     assert mend in capfd.readouterr().err and not list(own_folder.iterdir())
 
 
-def test_packages_that_are_not_there_are_told(own_folder, capfd, monkeypatch):
+def test_search_without_packages_names_the_install(own_folder, capfd, monkeypatch):
     from runner.sweep.search import sweeper as module
 
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert search(LR, "train.batch_size=int(interval(8,64))", "hydra.sweeper.sampler=cmaes") == 2
-    said = capfd.readouterr().err.replace("`", "")
-    assert said.count(install("search")) == 2 and not list(own_folder.iterdir())
+    output = capfd.readouterr().err.replace("`", "")
+    assert output.count(install("search")) == 2 and not list(own_folder.iterdir())
 
 
-def test_a_sweep_is_gone_on_with_only_as_what_it_was(own_folder, capfd):
+def test_search_resumes_only_as_the_same(own_folder, capfd):
     assert search("seed=1,2", "hydra.sweeper.n_trials=2", "train.num_epochs=1") == 0
     capfd.readouterr()
     words = ["seed=1,2", "sweep.resume=found", "train.num_epochs=1"]
     assert cli.main(["-m", *COMMON[1:], *words]) == 2
-    said = capfd.readouterr().err.replace("`", "")
-    assert "a grid" in said and "the sweep was a search (minimize val/loss)" in said
+    output = capfd.readouterr().err.replace("`", "")
+    assert "a grid" in output and "the sweep was a search (minimize val/loss)" in output
     assert search(*words, "hydra.sweeper.metric=val/accuracy") == 2
     assert "a search (maximize val/accuracy)" in capfd.readouterr().err
     assert search("seed=1,3", *words[1:]) == 2

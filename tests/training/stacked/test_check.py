@@ -122,7 +122,7 @@ def all_together(monkeypatch):
     monkeypatch.setattr(
         check,
         "choose_size",
-        lambda *given, whole, **more: choose(*given, whole=whole, **more) and GroupSize(whole, "", 0, 0),
+        lambda *arguments, whole, **more: choose(*arguments, whole=whole, **more) and GroupSize(whole, "", 0, 0),
     )
 
 
@@ -135,7 +135,7 @@ def test_choosing_a_size_keeps_the_allocators_cache(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("all_together")
 @pytest.mark.parametrize("name", CANNOT)
-def test_what_can_not_be_trained_together_is_named(tmp_path, name):
+def test_check_alike_names_the_reason(tmp_path, name):
     make, reason = CANNOT[name]
     found = members(tmp_path, make)
     before = [{name: value.clone() for name, value in member.parts.model.state_dict().items()} for member in found]
@@ -151,7 +151,7 @@ def test_streamed_examples_are_not_stacked(tmp_path):
         check_alike(members(tmp_path, words=["data.residency=stream"]), is_asked=True)
 
 
-def test_an_optimizer_that_looks_at_several_layers_is_named(tmp_path):
+def test_check_optimizer_names_unsupported_class(tmp_path):
     class Own(torch.optim.SGD):
         pass
 
@@ -169,12 +169,12 @@ KINKS = partial(Head, make=lambda: nn.Sequential(nn.Linear(8, 3000), nn.ReLU(), 
     (KINKS, 3e-3, check.NUDGE, None), (KINKS, 0.5, check.NUDGE, "gradients are"), (KINKS, 0.5, 1.0, "gradients are"),
     (Head, 3e-3, check.NUDGE, "gradients are"), (Head, float("nan"), check.NUDGE, "gradients are"),
 ])  # fmt: skip
-def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monkeypatch, make, by, nudge, reason):
+def test_check_alike_tolerates_rounding(tmp_path, monkeypatch, make, by, nudge, reason):
     computed = check._together
     monkeypatch.setattr(check, "NUDGE", nudge)
 
-    def parted(*given):
-        size, each = computed(*given)
+    def parted(*arguments):
+        size, each = computed(*arguments)
         return size, [[loss, *(gradient * (1 + by) for gradient in gradients)] for loss, *gradients in each]
 
     monkeypatch.setattr(check, "_together", parted)
@@ -196,31 +196,31 @@ def test_attention_without_dropout_has_a_size(tmp_path):
     assert "us with 2" in check_alike(members_of(runs, generators), is_asked=True).words
 
 
-def test_two_are_tried_however_long_a_step_takes(tmp_path, monkeypatch):
+def test_choose_size_tries_two_members(tmp_path, monkeypatch):
     monkeypatch.setattr("runner.training.stacked.check.LONG_STEP", 0.0)
     with pytest.raises(CannotStackError, match="gru"):
         check_alike(members(tmp_path, GRU), is_asked=True)
 
 
-def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeypatch):
+def test_choose_size_respects_memory(tmp_path, monkeypatch):
     """All members are tried once together, to measure their memory."""
-    forward, asked = ModelStack.forward, []
+    forward, requested = ModelStack.forward, []
 
-    def limited(*given):
-        values = forward(*given)
-        asked.append(len(values["loss"]))
-        if asked[-1] > 2:
+    def limited(*arguments):
+        values = forward(*arguments)
+        requested.append(len(values["loss"]))
+        if requested[-1] > 2:
             raise torch.OutOfMemoryError("out of memory")
         return values
 
     monkeypatch.setattr(ModelStack, "forward", limited)
     for name in ("LONG_STEP", "MAX_SECONDS"):  # independent of the machine's speed
         monkeypatch.setattr(f"runner.training.stacked.check.{name}", float("inf"))
-    assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and asked.count(3) == 1
+    assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and requested.count(3) == 1
 
 
-def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
-    def limited(*given):
+def test_check_alike_without_memory_raises(tmp_path, monkeypatch):
+    def limited(*arguments):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr("runner.training.stacked.check._seconds", limited)
@@ -239,7 +239,7 @@ DROPS_TRANSPOSED = calling(lambda hidden: nn.functional.dropout(hidden.T, 0.5).T
 
 @pytest.mark.usefixtures("all_together")
 @pytest.mark.parametrize("make", [ATTENDS, DROPS_TRANSPOSED])
-def test_masks_are_those_of_one_alone_however_the_values_lie(tmp_path, make):
+def test_dropout_masks_ignore_memory_layout(tmp_path, make):
     check_alike(members(tmp_path, make), is_asked=True)
 
 
@@ -261,7 +261,7 @@ def test_model_that_reads_its_updated_buffer_is_alike(tmp_path):
 
 
 @pytest.mark.parametrize("make", [None, Head, NORMED, ATTENDS, DROPS_TRANSPOSED])
-def test_what_can_be_is_left_as_it_was(tmp_path, make):
+def test_check_alike_restores_everything(tmp_path, make):
     """Weights, running statistics, gradients and the process's generators."""
     found = members(tmp_path, make, ["model.dropout=0.2"])
     before = [{name: value.clone() for name, value in member.parts.model.state_dict().items()} for member in found]
@@ -275,7 +275,7 @@ def test_what_can_be_is_left_as_it_was(tmp_path, make):
     assert torch.equal(now["cpu"], generators["cpu"]) and now["python"] == generators["python"]
 
 
-def test_where_nothing_is_gained_each_is_trained_for_itself(tmp_path, monkeypatch):
+def test_check_alike_without_gain_raises(tmp_path, monkeypatch):
     monkeypatch.setattr("runner.training.stacked.check.START_SECONDS", 0.0)
     # as if training together took as long as training separately
     monkeypatch.setattr("runner.training.stacked.check.MIN_GAIN", 1.0)

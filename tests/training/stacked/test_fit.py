@@ -24,7 +24,7 @@ from runner.training.stacked.stack import ModelStack
 from runner.training.stacked.step import StackedGradients
 from runner.training.stopping import Limits, OwnStopCondition
 
-SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
+SEEDS = [["seed=3"], ["seed=0"]]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
 MLP = ["model=mlp", "model.hidden_sizes=[16]"]
 EVERYTHING = ["model.dropout=0.3", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"]
@@ -65,7 +65,7 @@ CASES = {
     ),
     "folds of equal size": (
         [*MLP, "data.test_fraction=0", "model.dropout=0.2"],
-        [[f"data.fold={k}", f"seed={k % 2}"] for k in range(3)],
+        [[f"data.fold={k}", f"seed={k}"] for k in range(2)],
     ),
     "other milestones, rates of a group, weights of classes, smoothed": (
         [
@@ -86,17 +86,17 @@ CASES = {
     ),
     "other strengths of augmentation": (
         MLP,
-        [[f"seed={seed}", f"data.augment={{crop:{seed + 1},mixup:0.{seed + 2}}}"] for seed in range(3)],
+        [[f"seed={seed}", f"data.augment={{crop:{seed + 1},mixup:0.{seed + 2}}}"] for seed in range(2)],
     ),
     "attention with dropout": (
         ["model=vit", "model.width=16", "model.depth=1", "model.num_heads=2", "model.dropout=0.3", "optimizer=sgd"],
-        SEEDS[:2],
+        SEEDS,
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
+def test_members_equal_single_runs(tmp_path, name):
     words, each = CASES[name]
     alone = trained_alone(tmp_path / "alone", words, each)
     together = trained_together(tmp_path / "together", words, each)
@@ -106,14 +106,14 @@ def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
         assert 0 <= one.result.pulls - other.result.pulls <= 1
     has_every_step = not any(word.startswith("metrics.every=") for word in words)
     for run in (*alone, *together) if has_every_step else ():
-        assert [at for at, is_known in run.heard.epochs if is_known] == [
+        assert [at for at, is_known in run.listener.epochs if is_known] == [
             run.result.num_steps // 2,
             run.result.num_steps,
         ]
 
 
-@pytest.mark.parametrize("num_together", [1, 3])
-def test_batches_of_a_step_count_by_what_each_ones_task_counts(tmp_path, monkeypatch, num_together):
+@pytest.mark.parametrize("num_together", [1, 2])
+def test_accumulated_batches_weigh_by_their_counts(tmp_path, monkeypatch, num_together):
     """Rows of the last class are padding."""
 
     def judge(self, outputs, batch):
@@ -129,21 +129,21 @@ def test_batches_of_a_step_count_by_what_each_ones_task_counts(tmp_path, monkeyp
     assert weights <= 1e-5 and points <= 1e-5
 
 
-def test_a_rate_falls_by_each_ones_own_metric(tmp_path):
+def test_plateau_rates_follow_members_own_metrics(tmp_path):
     """Also with equal settings: sharing the first member's rate would give equal results only by chance."""
-    words = [*MLP, *PLATEAU, "optimizer.lr=0.01"]
-    runs = trained_together(tmp_path / "together", words, SEEDS)
-    alone = trained_alone(tmp_path / "alone", words, SEEDS)
+    words, seeds = [*MLP, *PLATEAU, "optimizer.lr=0.01"], [*SEEDS, ["seed=7"]]
+    runs = trained_together(tmp_path / "together", words, seeds)
+    alone = trained_alone(tmp_path / "alone", words, seeds)
     rates, own = (
-        [[(step, rate) for (name, step), rate in run.heard.points.items() if name == "train/lr"] for run in some]
+        [[(step, rate) for (name, step), rate in run.listener.points.items() if name == "train/lr"] for run in some]
         for some in (runs, alone)
     )
     assert rates == own and any(each != rates[0] for each in rates)
-    kept, wanted = ([run.parts.schedule.state_dict()["_last_lr"] for run in some] for some in (runs, alone))
-    assert kept == wanted and any(each != kept[0] for each in kept)
+    kept, expected = ([run.parts.schedule.state_dict()["_last_lr"] for run in some] for some in (runs, alone))
+    assert kept == expected and any(each != kept[0] for each in kept)
 
 
-def test_without_rounding_a_net_with_kinks_is_the_same(tmp_path):
+def test_cnn_in_float64_equals_single_runs(tmp_path):
     """In float32, rounding sometimes changes the sign of a ReLU's input of 1e-8, which changes a layer's gradients by 1e-2."""
     words = ["model=cnn", "model.channels=[4,8]", "model.dropout=0.2", "scheduler=cosine", "train.clip_grad_norm=0.5"]
     words += ["train.ema_decay=0.9", "data.augment={crop:1,rotate:10}"]
@@ -153,7 +153,7 @@ def test_without_rounding_a_net_with_kinks_is_the_same(tmp_path):
     assert weights <= 1e-9 and points <= 1e-6
 
 
-def test_one_by_one_each_is_a_single_run(tmp_path, monkeypatch):
+def test_one_by_one_equals_single_runs_bitwise(tmp_path, monkeypatch):
     """Also of a model that draws from the process's generator."""
     forward = MLP_MODEL.forward
     monkeypatch.setattr(MLP_MODEL, "forward", lambda self, rows: forward(self, rows + 0.1 * torch.randn_like(rows)))
@@ -167,14 +167,14 @@ def test_one_by_one_each_is_a_single_run(tmp_path, monkeypatch):
             assert mine and all(map(torch.equal, mine, theirs))
 
 
-def test_parts_of_a_group_follow_each_other(tmp_path):
+def test_group_in_parts_stops_with_checkpoints(tmp_path):
     """A signal during the first part also ends the second, with a checkpoint."""
     words, stop, windows = [*MLP, "train.num_epochs=4"], Stop(), []
     each = [[f"seed={seed}"] for seed in range(4)]
     runs, generators = built(tmp_path, words, each)
     for run in runs:
-        run.heard.window = lambda window, folder=run.folder: windows.append(folder.name)
-    runs[0].heard.epoch = lambda end: setattr(stop, "signal", signal.SIGTERM) if end.step == 10 else None
+        run.listener.window = lambda window, folder=run.folder: windows.append(folder.name)
+    runs[0].listener.epoch = lambda end: setattr(stop, "signal", signal.SIGTERM) if end.step == 10 else None
     results = fit_together(members_of(runs, generators), 2, stop=stop, say=print)
     assert {result.status for result in results} == {"killed"}
     assert results[0].num_steps >= 10 and results[2].num_steps == results[3].num_steps >= 1
@@ -184,14 +184,14 @@ def test_parts_of_a_group_follow_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("model", [MLP, ["model=cnn", "model.channels=[4,4]", "train.num_steps=3"]])
-def test_in_pieces_it_is_the_same(tmp_path, model):
-    words, each = [*model, "model.dropout=0.2"], [[f"seed={seed}"] for seed in range(5)]
+def test_group_in_pieces_equals_whole_group(tmp_path, model):
+    words, each = [*model, "model.dropout=0.2"], [[f"seed={seed}"] for seed in range(3)]
     whole = trained_together(tmp_path / "whole", words, each, in_float64=True)
     pieces = trained_together(tmp_path / "pieces", words, each, 2, in_float64=True)
     assert largest_difference(whole, pieces)[0] <= 1e-9
 
 
-def test_a_member_that_ends_early_leaves_the_others_as_they_were(tmp_path):
+def test_member_with_early_stopping_leaves_group(tmp_path):
     words = [*MLP, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
     each = [[f"seed={seed}"] for seed in range(4)]
     alone = trained_alone(tmp_path / "alone", words, each)
@@ -200,11 +200,11 @@ def test_a_member_that_ends_early_leaves_the_others_as_they_were(tmp_path):
     assert len(set(ends)) > 1 and [run.result.num_epochs for run in together] == ends
     for one, other in zip(alone, together, strict=True):
         assert other.result.ending == one.result.ending and other.result.best.step == one.result.best.step
-        assert other.heard.points.keys() == one.heard.points.keys()
+        assert other.listener.points.keys() == one.listener.points.keys()
 
 
 @pytest.mark.parametrize("pull_every", [1, 100])
-def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypatch, pull_every):
+def test_nan_loss_ends_only_its_member(tmp_path, monkeypatch, pull_every):
     """No checkpoint follows: the loss is in the previous window, which is delivered late, or in the current one."""
     words, each = [*MLP, "train.checkpoint_every_steps=1"], [["seed=0"], ["seed=1"], ["seed=2"]]
     words += [f"metrics.pull_every={pull_every}"]
@@ -225,7 +225,7 @@ def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("num_together", [None, 1])
-def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_together, monkeypatch):
+def test_resumed_group_is_bitwise_identical(tmp_path, num_together, monkeypatch):
     """Stops in the middle of a point: the value of its first step is kept for the second, and not reported."""
     words = [
         *MLP,
@@ -240,31 +240,31 @@ def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_togeth
         stops.setattr(fit.OwnStopCondition, "__call__", lambda _, step, at_once=False: "stopped" if step >= 7 else None)
         short = trained_together(tmp_path / "parts", [*words, "train.checkpoint_every_steps=7"], SEEDS, num_together)
     assert {(run.result.num_steps, run.result.status) for run in short} == {(7, "killed")}
-    assert {key[1] for run in short for key in run.heard.points if key[0] == "train/loss"} == {2, 4, 6}
+    assert {key[1] for run in short for key in run.listener.points if key[0] == "train/loss"} == {2, 4, 6}
     rest = trained_together(tmp_path / "parts", words, SEEDS, num_together)
     for one, other in zip(whole, rest, strict=True):
         mine, theirs = one.state(), other.state()
         assert all(torch.equal(value, theirs["model"][name]) for name, value in mine["model"].items())
         assert all(torch.equal(value, theirs["average"][name]) for name, value in mine["average"].items())
-        later = {key: value for key, value in one.heard.points.items() if key[1] > 7}
-        assert later and all(other.heard.points[key] == value for key, value in later.items())
+        later = {key: value for key, value in one.listener.points.items() if key[1] > 7}
+        assert later and all(other.listener.points[key] == value for key, value in later.items())
 
 
-def test_a_point_of_fewer_steps_is_told_once_and_is_of_no_next_one(tmp_path):
+def test_points_at_end_of_training_arrive_once(tmp_path):
     for epochs in (2, 6):
         words = [*MLP, "metrics.every=7", f"train.num_epochs={epochs}"]
         alone = trained_alone(tmp_path / "alone", words, SEEDS)
         together = trained_together(tmp_path / "together", words, SEEDS)
         for one, other in zip(alone, together, strict=True):
-            assert other.heard.told == one.heard.told == ([7, 10] if epochs == 2 else [17, 24, 30])
+            assert other.listener.point_steps == one.listener.point_steps == ([7, 10] if epochs == 2 else [17, 24, 30])
             rows, kept = one.state()["rows"], other.state()["rows"]
             assert rows["names"] == kept["names"] and rows["notes"] == kept["notes"] == {}
             assert rows["rows"].shape == kept["rows"].shape and not len(rows["rows"])
-            assert max(other.heard.speeds) < 1e5
+            assert max(other.listener.speeds) < 1e5
         assert largest_difference(alone, together) <= (1e-5, 1e-5)
 
 
-def test_a_member_goes_on_alone(tmp_path):
+def test_member_resumes_as_a_single_run(tmp_path):
     """A member's checkpoint is like that of any run."""
     words = [*MLP, "scheduler=cosine", "scheduler.num_steps=12"]
     whole = trained_alone(tmp_path / "whole", words, SEEDS)
@@ -275,38 +275,37 @@ def test_a_member_goes_on_alone(tmp_path):
             assert torch.allclose(value, other.state()["model"][name], rtol=1e-5, atol=1e-6)
 
 
-def test_those_that_stand_elsewhere_are_trained_in_turn(tmp_path):
+def test_members_at_other_steps_train_separately(tmp_path):
     """Like after a kill between the checkpoints of a step: one member has written its checkpoint, another has not."""
-    trained_together(tmp_path / "parts", [*MLP, "train.num_steps=7"], SEEDS[:2])
+    trained_together(tmp_path / "parts", [*MLP, "train.num_steps=7"], SEEDS[:1])
     whole = trained_together(tmp_path / "whole", MLP, SEEDS)
-    rest = trained_together(tmp_path / "parts", MLP, SEEDS)  # the third starts from the beginning
-    assert largest_difference([whole[2]], [rest[2]])[0] <= 1e-6
-    for one, other in zip(whole[:2], rest[:2], strict=True):
-        assert other.result.status == "finished" and other.result.num_steps == one.result.num_steps
-        for name, value in one.state()["model"].items():
-            assert torch.allclose(value, other.state()["model"][name], rtol=1e-5, atol=1e-6)
+    rest = trained_together(tmp_path / "parts", MLP, SEEDS)  # the second starts from the beginning
+    assert largest_difference([whole[1]], [rest[1]])[0] <= 1e-6
+    assert rest[0].result.status == "finished" and rest[0].result.num_steps == whole[0].result.num_steps
+    for name, value in whole[0].state()["model"].items():
+        assert torch.allclose(value, rest[0].state()["model"][name], rtol=1e-5, atol=1e-6)
 
 
-def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, capsys):
+def test_group_out_of_memory_is_halved(tmp_path, monkeypatch, capsys):
     each = [[f"seed={seed}"] for seed in range(4)]
     words = [*MLP, "model.dropout=0.2"]
-    wanted = trained_together(tmp_path / "wanted", words, each)
-    forward, asked = ModelStack.forward, []
+    whole = trained_together(tmp_path / "whole", words, each)
+    forward, sizes = ModelStack.forward, []
 
-    def limited(*given):
-        values = forward(*given)  # the masks have been drawn
-        asked.append(len(values["loss"]))
-        if asked[-1] > 2 and len(asked) > 3:
+    def limited(*inputs):
+        values = forward(*inputs)  # the masks have been drawn
+        sizes.append(len(values["loss"]))
+        if sizes[-1] > 2 and len(sizes) > 3:
             raise torch.OutOfMemoryError("out of memory")
         return values
 
     monkeypatch.setattr(ModelStack, "forward", limited)
-    found = trained_together(tmp_path / "found", words, each)
+    halves = trained_together(tmp_path / "halves", words, each)
     assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
-    assert largest_difference(wanted, found)[0] <= 1e-6
+    assert largest_difference(whole, halves)[0] <= 1e-6
 
 
-def test_group_is_halved_where_memory_ends_while_it_is_stacked(tmp_path, monkeypatch, capsys):
+def test_group_out_of_memory_while_stacked(tmp_path, monkeypatch, capsys):
     make = ModelStack.__init__
 
     def limited(self, parts, **more):
@@ -332,7 +331,7 @@ def test_group_that_fails_keeps_its_points(tmp_path, monkeypatch):
     monkeypatch.setattr(StackedGradients, "compute", fails_at_step_5)
     for run in trained_together(tmp_path, MLP, SEEDS):
         assert run.result.status == "failed" and "unexpected pos" in run.result.error
-        assert [step for name, step in run.heard.points if name == "train/loss"] == [1, 2, 3, 4]
+        assert [step for name, step in run.listener.points if name == "train/loss"] == [1, 2, 3, 4]
 
 
 def test_members_get_same_answer_at_a_step():
@@ -360,4 +359,4 @@ def test_window_seconds_exclude_evaluations(trained, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Evaluation, "measure", slow)
     runs = trained(tmp_path, [*MLP, "metrics.pull_every=4"], SEEDS)
-    assert all(speed > 1000 for run in runs for speed in run.heard.speeds) and now[0] >= 900
+    assert all(speed > 1000 for run in runs for speed in run.listener.speeds) and now[0] >= 600

@@ -11,7 +11,7 @@ HIDDEN = torch.tensor([[True, False], [False, False], [True, True]])
 
 
 @pytest.mark.parametrize("mask", [HIDDEN, torch.zeros(3, 2).masked_fill(~HIDDEN, -torch.inf)], ids=["words", "numbers"])
-def test_attention_to_nothing_is_none_and_has_finite_gradients(mask):
+def test_attention_to_nothing_has_finite_gradients(mask):
     draw = torch.Generator().manual_seed(0)
     own = [torch.randn(2, 1, rows, 4, generator=draw, requires_grad=True) for rows in (3, 2, 2)]  # of two members
 

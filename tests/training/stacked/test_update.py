@@ -39,7 +39,7 @@ def member(seed):
 
 
 @pytest.mark.parametrize("largest", [0.1, 1e9])
-def test_clipping_and_averages_are_those_of_each_alone(largest):
+def test_lane_clips_and_averages_each_member(largest):
     rows, seeds = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), (0, 1)
     alone, together = [member(seed) for seed in seeds], [member(seed) for seed in seeds]
     norms = []
