@@ -45,18 +45,18 @@ class Parent:
     """The sweep's journal, and the uploader of it and its jobs' journals."""
 
     def __init__(
-        self, sweep: Sweep, config: DictConfig, journal: Journal, publisher: Publisher | None, *, follows: bool
+        self, sweep: Sweep, config: DictConfig, journal: Journal, publisher: Publisher | None, *, is_here: bool
     ) -> None:
         """Use Parent.open(). publisher: None without tracking."""
         self._sweep, self._config, self._journal, self.publisher = sweep, config, journal, publisher
-        self._follows = follows
+        self._is_here = is_here
 
     @classmethod
     @contextmanager
     def open(
-        cls, sweep: Sweep, config: DictConfig, prepared: Sequence[PreparedJob], *, follows: bool
+        cls, sweep: Sweep, config: DictConfig, prepared: Sequence[PreparedJob], *, is_here: bool
     ) -> Iterator[Parent]:
-        """Start or resume the sweep's run. follows: whether the uploader also sends the jobs' journals."""
+        """Start or resume the sweep's run. is_here: Whether the uploader also sends the jobs' journals."""
         uri, is_tracked = str(config.tracking.uri), config.tracking.enabled
         # without tracking as a run's journal, which sync may send later
         publishing: AbstractContextManager[Publisher | None] = nullcontext()
@@ -64,7 +64,7 @@ class Parent:
             publishing = Publisher.start(sweep.folder, uri, grace_seconds=config.tracking.grace_seconds)
         with publishing as publisher, Journal(sweep.folder) as journal:
             origin.sign(sweep.folder, store_uri.shown(uri) if is_tracked else "")
-            parent = cls(sweep, config, journal, publisher, follows=follows)
+            parent = cls(sweep, config, journal, publisher, is_here=is_here)
             parent._begin(prepared[0].config if prepared else config)
             parent._send_jobs()
             yield parent
@@ -76,7 +76,7 @@ class Parent:
         own = OmegaConf.select(first, "tracking.experiment") or OmegaConf.select(first, "data.name")
         experiment = next(starts, None) or str(own or first.hydra.runtime.choices.get("data"))
         directory = short(sweep.folder)
-        self.context = RunContext(member=Membership(directory, sweep.uid, experiment, "", publishes=not self._follows))
+        self.context = RunContext(member=Membership(directory, sweep.uid, experiment, "", publishes=not self._is_here))
         overrides = " ".join(map(without_password, sweep.overrides))
         self._journal.event(
             "start",
@@ -113,7 +113,7 @@ class Parent:
 
         A signal ends the wait and the uploader; `sync` sends the rest.
         """
-        if not self._follows:
+        if not self._is_here:
             self._send_jobs()
         run_id, keeps_waiting = None, _waiting(self._sweep, stop, say)
         if report.best is not None and self.publisher is not None:
@@ -141,7 +141,7 @@ class Parent:
         for job in self._sweep.jobs.values():
             folder = self._sweep.folder_of(job)
             ack = read_ack(folder)
-            is_ours = self._follows or ack.run_id is None
+            is_ours = self._is_here or ack.run_id is None
             if job.is_done and is_ours and has_records(folder / FILE) and not ack.is_complete:
                 self.publisher.follow(folder)
                 self.publisher.gone(folder)

@@ -69,8 +69,7 @@ class Rounds:
 class Launcher(Protocol):
     """Runs the jobs of a sweep, on this machine or on others."""
 
-    is_here: bool  # whether the jobs run on this machine
-    follows: bool  # whether the sweep's uploader sends the jobs' journals; else each job has one
+    is_here: bool  # whether the jobs are processes of the sweep's pool; its uploader then sends their journals, too
     preload: tuple[str, ...]  # modules that the sweep's process pool imports
     environment: Mapping[str, str]  # of that pool, added to this process's
 
@@ -254,5 +253,5 @@ def _cause(code: int | None) -> tuple[str, str]:
     if name in CRASHES:
         return "failed", f"its process crashed: {name}, {CRASHES[name]}"
     if name == "SIGKILL":
-        return "killed", "SIGKILL: by the system when memory ran out, or by somebody"
+        return "killed", "SIGKILL: by the system when memory ran out, or by `kill -9`"
     return "killed", f"{name}, from somewhere else"

@@ -115,7 +115,7 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
     """
     sweep, is_new = _sweep_of(plan, config)
     with open_launcher(hydra_context, config) as launcher, listening() as stop, Table() as table:
-        imports = plan.imports if launcher.follows else ()  # its jobs are processes of this pool
+        imports = plan.imports if launcher.is_here else ()
         # it imports torch while the jobs are composed
         with ProcessPool(launcher.environment, preload=(*launcher.preload, *imports)) as pool:
             before = {job.number: (job.state, ledger.kept(job.overrides)) for job in sweep.jobs.values()}
@@ -147,8 +147,8 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
                 with _reporting_full_disk(sweep):
                     source = plan.source(context)
                 terminal.plan(table, sweep, prepared, slots=capacity.words, search=plan.says)
-                with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
-                    publisher = parent.publisher if launcher.follows else None
+                with Parent.open(sweep, config, prepared, is_here=launcher.is_here) as parent:
+                    publisher = parent.publisher if launcher.is_here else None
                     scheduler = Scheduler(sweep, book, source, launcher, table, parent.context, publisher)
                     limits = {name: config.sweep[name] for name in ("grace_seconds", "max_seconds")}
                     with _reporting_full_disk(sweep):

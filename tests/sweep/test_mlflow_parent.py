@@ -39,7 +39,7 @@ def test_resumed_sweep_keeps_its_experiment(sweep):
     """The first remaining job may have other data than the first job of the sweep, and thus another experiment."""
     jobs = [PreparedJob(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
     for left, sweep.max_seeds in ((jobs, None), (jobs[1:], 16), ([], 64)):
-        with Parent.open(sweep, config("wine"), left, follows=True) as parent:
+        with Parent.open(sweep, config("wine"), left, is_here=True) as parent:
             assert parent.context.member.experiment == "iris"
     starts = [event for event in read_events(sweep.folder) if event["kind"] == "start"]
     assert [event["experiment"] for event in starts] == ["iris"] * 3
@@ -52,7 +52,7 @@ def test_untracked_sweep_has_a_journal(sweep, monkeypatch):
     monkeypatch.setattr(mlflow_parent.Publisher, "start", lambda *_, **__: pytest.fail("nothing is to be published"))
     cfg = config("iris")
     cfg.tracking.enabled = False
-    with Parent.open(sweep, cfg, [], follows=True) as parent:
+    with Parent.open(sweep, cfg, [], is_here=True) as parent:
         assert parent.publisher is None
         parent.end("FINISHED", build.write(sweep.folder), stop=Stop(), say=pytest.fail)
     events = read_events(sweep.folder)

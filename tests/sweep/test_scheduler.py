@@ -166,12 +166,12 @@ def test_scheduler_kills_jobs_after_grace_time(run, second):
         ({"status": "killed"}, 143, True, "interrupted", None),
         ({"status": "killed"}, 143, False, "killed", "SIGTERM, from somewhere else"),
         (None, -9, True, "interrupted", None),
-        (None, -9, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
+        (None, -9, False, "killed", "SIGKILL: by the system when memory ran out, or by `kill -9`"),
         (None, -11, False, "failed", "its process crashed: SIGSEGV, segmentation fault"),
         (None, -15, False, "killed", "SIGTERM, from somewhere else"),
         (None, -35, False, "killed", "signal 35, from somewhere else"),  # a real-time signal, without a name
         (None, 3, False, "failed", "its process ended with exit code 3 and left no summary"),
-        (None, 137, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
+        (None, 137, False, "killed", "SIGKILL: by the system when memory ran out, or by `kill -9`"),
         (None, 160, False, "failed", "its process ended with exit code 160 and left no summary"),
         (None, 255, False, "failed", "its process ended with exit code 255 and left no summary"),  # sys.exit(-1)
         (None, None, False, "killed", "the process that starts the jobs was killed, and this one with it"),

@@ -191,7 +191,6 @@ class Slots:
     """Runs one job per slot. A job in a GPU slot sees one GPU: its CUDA_VISIBLE_DEVICES is set before its first CUDA call."""
 
     is_here = True
-    follows = True
     devices_for = staticmethod(devices_for)
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:

@@ -21,7 +21,7 @@ from runner.errors import Problem, RunnerError
 from runner.sweep.launchers.worker import LENGTH, Request
 from runner.version import python_path
 
-#: a fork copies locked locks, which Apple's libraries don't support; Windows has no fork
+#: a fork copies locked locks, which Apple's libraries don't support
 FORKS = sys.platform == "linux"
 CLOSE_SECONDS = 10.0
 LAST_EVENT_SECONDS = 1.0
@@ -110,7 +110,7 @@ class ProcessPool:
             self._early[number] = what, whole_group
         elif pid:
             with suppress(ProcessLookupError, PermissionError):
-                (os.killpg if whole_group and hasattr(os, "killpg") else os.kill)(pid, what)
+                (os.killpg if whole_group else os.kill)(pid, what)
 
     def close(self) -> None:
         """End the preloaded process. Running jobs get SIGTERM, and SIGKILL after their grace time, at most 10 s."""

@@ -95,7 +95,6 @@ class RayCluster:
     """Ray decides when and where a job runs, and which GPU it gets; `device=` decides which resources it requests."""
 
     is_here = False
-    follows = False
     preload = ("torch",)
     environment: Mapping[str, str] = {}
 

@@ -57,7 +57,6 @@ class Queue:
     """Jobs in Slurm's queue. Slurm decides when they run; each ends independently of the others."""
 
     is_here = False
-    follows = False
     devices_for = staticmethod(anywhere)
     preload = ("torch",)
     environment: Mapping[str, str] = {}

@@ -1,7 +1,7 @@
 """The preloaded process that jobs are forked from: `python -m runner.sweep.launchers.worker PRELOAD`, started by process_pool.py.
 
 It imports torch and the runner once, and then forks for each request, so that a job starts in milliseconds. Where a fork is
-not safe (macOS, Windows), each process runs one request.
+not safe (macOS), each process runs one request.
 
 A job ends with the requesting process, also after SIGKILL: it reads from a pipe that closes with that process, then gets a
 SIGTERM, and some seconds to save its state.
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
         importlib.import_module(name)
     gc.freeze()  # a collection in a job would copy the pages of these objects
     gc.enable()
-    if hasattr(os, "fork") and len(argv) == 5 and argv[4] == "fork":
+    if argv[4:] == ["fork"]:
         _fork_for_each(requests, events, lifeline)
     elif (request := _read(requests)) is not None:
         _do(request, lifeline, events)
@@ -62,14 +62,12 @@ def main(argv: list[str]) -> None:
 @contextmanager
 def folder_for_now() -> Iterator[Path]:
     """Return a temporary directory for the preloaded modules; it is also removed after a SIGTERM."""
-    mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
-    before = mask(signal.SIG_BLOCK, {signal.SIGTERM}) if mask else None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
     finally:
-        if mask:
-            mask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
@@ -121,7 +119,7 @@ def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:
 
     events: Receives a line before the exit; None if a parent process reports the exit.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM)):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     Path(request.log).parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +154,7 @@ def _end_with_owner(lifeline: int, grace_seconds: float) -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_seconds)
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(143)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_group(pid: int) -> None:
