@@ -63,7 +63,7 @@ def open_study(
 def _changed_choices(source: str, space: Space, trials: Sequence[FrozenTrial]) -> list[Problem]:
     from optuna.distributions import CategoricalDistribution, check_distribution_compatibility
 
-    now = {key: dimension.distribution() for key, dimension in space.dimensions.items()}
+    now = {key: dimension.distribution for key, dimension in space.dimensions.items()}
     problems = {}
     for key, before in ((key, before) for trial in trials for key, before in trial.distributions.items()):
         try:

@@ -1,4 +1,4 @@
-"""The dimensions of a search: read from the overrides; a trial's overrides and name, and Optuna's distributions."""
+"""The dimensions of a search, read from the overrides, and a trial's overrides and name. Imports Optuna."""
 
 from __future__ import annotations
 
@@ -14,78 +14,51 @@ from runner.sweep.jobs.prepare import is_of_the_sweep, parsed_params, refuse_swe
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-    from optuna.distributions import BaseDistribution
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """All numbers between two ends, both included; integers if the ends are."""
+class Dimension:
+    """The values of a key, as an Optuna distribution: some texts, or all numbers between two ends, both included."""
 
     key: str  # as on the command line, e.g., "+optimizer.momentum"
-    low: float
-    high: float
-    step: float | None = None  # None: any float
-    is_log: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
+    distribution: CategoricalDistribution | FloatDistribution | IntDistribution
 
     def __str__(self) -> str:
-        step = f" in steps of {self.step:g}" if self.step not in (None, 1) else ""
-        return f"{self.low:g} to {self.high:g}{step}{', logarithmic' if self.is_log else ''}"
+        numbers = self.numbers
+        if numbers is None:
+            return ", ".join(_plain(value) for value in self.corners())
+        step = f" in steps of {numbers.step:g}" if numbers.step not in (None, 1) else ""
+        return f"{numbers.low:g} to {numbers.high:g}{step}{', logarithmic' if numbers.log else ''}"
+
+    @property
+    def numbers(self) -> FloatDistribution | IntDistribution | None:
+        return None if hasattr(self.distribution, "choices") else self.distribution
 
     def text(self, value: Any) -> str:
         """Return the value as on the command line."""
-        if self.is_whole:
+        numbers = self.numbers
+        if numbers is None:
+            return str(value)
+        if isinstance(numbers.low, int):
             return str(int(value))
-        return repr(float(value)) if self.step is None else f"{value:.12g}"  # 0.3, not 0.30000000000000004
-
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution, IntDistribution
-
-        if self.is_whole:
-            return IntDistribution(int(self.low), int(self.high), log=self.is_log, step=int(self.step or 1))
-        return FloatDistribution(self.low, self.high, log=self.is_log, step=self.step)
+        return repr(float(value)) if numbers.step is None else f"{value:.12g}"  # 0.3, not 0.30000000000000004
 
     def listed(self) -> list[Any] | None:
         """Return all values; None for an interval of floats."""
-        if self.step is None:
+        numbers = self.numbers
+        if numbers is None:
+            return self.corners()
+        if numbers.step is None:
             return None
-        values = [self.low + index * self.step for index in range(round((self.high - self.low) / self.step) + 1)]
-        return values if self.is_whole else [float(f"{value:.12g}") for value in values]
+        count = round((numbers.high - numbers.low) / numbers.step) + 1
+        values = [numbers.low + index * numbers.step for index in range(count)]
+        return values if isinstance(numbers.low, int) else [float(f"{value:.12g}") for value in values]
 
     def corners(self) -> list[Any]:
-        """Return the values to check before the search."""
-        return list(dict.fromkeys([self.low, self.high]))
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Some values, as on the command line."""
-
-    key: str
-    values: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(_plain(value) for value in self.values)
-
-    def text(self, value: Any) -> str:
-        return str(value)
-
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.values)
-
-    def listed(self) -> list[Any] | None:
-        return list(self.values)
-
-    def corners(self) -> list[Any]:
-        return list(self.values)
-
-
-Dimension = Numbers | Choices
+        """Return the values to check before the search: all texts, or both ends."""
+        numbers = self.numbers
+        return list(self.distribution.choices if numbers is None else dict.fromkeys([numbers.low, numbers.high]))
 
 
 @dataclass(frozen=True)
@@ -165,7 +138,9 @@ def _dimension(override: Override) -> Dimension:
     return _choices(override, value)
 
 
-def _interval(override: Override, value: IntervalSweep) -> Numbers:
+def _interval(override: Override, value: IntervalSweep) -> Dimension:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     low, high, is_log = value.start, value.end, "log" in value.tags
     assert low is not None and high is not None
     key, tag = override.key_or_group, "tag(log,{})" if is_log else "{}"
@@ -177,10 +152,13 @@ def _interval(override: Override, value: IntervalSweep) -> Numbers:
     if isinstance(low, float) and (known := find_key(key)) is not None and known.kind.startswith("int"):
         problem = f"{key} is a whole number, and an interval is one of floats"
         raise _problem(override, problem, tag.format(f"int(interval({low:g},{high:g}))"))
-    return Numbers(override.get_key_element(), low, high, 1 if isinstance(low, int) else None, is_log)
+    kind = IntDistribution if isinstance(low, int) else FloatDistribution
+    return Dimension(override.get_key_element(), kind(low, high, log=is_log))
 
 
-def _range(override: Override, value: RangeSweep) -> Numbers:
+def _range(override: Override, value: RangeSweep) -> Dimension:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     is_log = "log" in value.tags
     if not value.step:
         raise _problem(override, "a step of 0 leads nowhere", f"range({value.start},{value.stop})")
@@ -190,14 +168,17 @@ def _range(override: Override, value: RangeSweep) -> Numbers:
         assert value.start is not None and value.stop is not None
         first, last = (value.stop, value.start) if value.start != value.stop else (value.start, value.start + 1)
         raise _problem(override, problem, f"range({first},{last})")
-    if is_log and (value.step != 1 or numbers[0] < 1):
-        problem = "a logarithmic range has steps of 1, and begins at 1 or above"
+    is_whole = isinstance(numbers[0], int)
+    if is_log and (value.step != 1 or numbers[0] < 1 or not is_whole):
+        problem = "a logarithmic range has whole numbers in steps of 1, and begins at 1 or above"
         raise _problem(override, problem, f"tag(log,interval({max(numbers[0], 1):g},{numbers[-1]:g}))")
-    return Numbers(override.get_key_element(), numbers[0], numbers[-1], abs(value.step), is_log)
+    kind = IntDistribution if is_whole else FloatDistribution
+    return Dimension(override.get_key_element(), kind(numbers[0], numbers[-1], log=is_log, step=abs(value.step)))
 
 
-def _choices(override: Override, value: Any) -> Choices:
+def _choices(override: Override, value: Any) -> Dimension:
     from hydra.core.override_parser.types import ChoiceSweep, Transformer
+    from optuna.distributions import CategoricalDistribution
 
     if getattr(value, "tags", ()):
         problem, fix = "choices have no scale", f"remove `tag(log, ...)` from `{override.key_or_group}`"
@@ -208,7 +189,7 @@ def _choices(override: Override, value: Any) -> Choices:
         texts = list(override.sweep_string_iterator())
     if not texts:
         raise _problem(override, f"no file in {override.key_or_group} has such a name", "glob(*)")
-    return Choices(override.get_key_element(), tuple(dict.fromkeys(texts)))
+    return Dimension(override.get_key_element(), CategoricalDistribution(tuple(dict.fromkeys(texts))))
 
 
 def _problem(override: Override, problem: str, value: str) -> RunnerError:

@@ -130,7 +130,7 @@ class Trials:
     def __init__(self, study: Study, space: Space, settings: SearchKeys) -> None:
         self._study, self._space = study, space
         self._is_grid = settings.sampler == "grid"
-        self._distributions = {key: dimension.distribution() for key, dimension in space.dimensions.items()}
+        self._distributions = {key: dimension.distribution for key, dimension in space.dimensions.items()}
         self._values = [dimension.listed() for dimension in space.dimensions.values()]
         self._study.sampler = make_sampler(settings, num_trials=len(self.all()))
 

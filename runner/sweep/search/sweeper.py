@@ -17,7 +17,7 @@ from runner.config.schema import SearchKeys
 from runner.config.validate import setting_problems, written
 from runner.errors import Problem, RunnerError, nearest, refuse
 from runner.sweep.search.job_source import Goals, Suggestions
-from runner.sweep.search.space import Choices, Space, read_space
+from runner.sweep.search.space import Space, read_space
 from runner.sweep.search.study import Pruning
 from runner.sweep.sweep import Plan, run_sweep
 from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metrics_of
@@ -42,6 +42,7 @@ class Search:
 
     def _plan(self, arguments: list[str], context: Any, config: DictConfig) -> Plan:
         settings = read_settings(config.hydra.sweeper)
+        refuse(_missing_packages(settings))  # space.py imports them
         goals, problems = read_goals(settings.metric, settings.direction)
         if config.sweep.until:
             problem = "a search tries each combination once"
@@ -60,7 +61,7 @@ class Search:
             problems.append(Problem.suggest(f"hydra.sweep.subdir={subdir}", problem, [way]))
         problems += _sampler_problems(settings, space, goals)
         pruning, why, of_pruner = choose_pruning(settings, goals)
-        problems += of_pruner + _missing_packages(settings)
+        problems += of_pruner
         refuse(problems)
         space = Space((*kept_by(goals, config), *space.fixed), space.dimensions)
         return Plan(
@@ -168,7 +169,7 @@ def _sampler_problems(settings: SearchKeys, space: Space, goals: Goals) -> list[
     if settings.sampler != "cmaes":
         return []
     problems = []
-    numbers = [key for key, dimension in dimensions.items() if not isinstance(dimension, Choices)]
+    numbers = [key for key, dimension in dimensions.items() if dimension.numbers]
     if len(numbers) < 2:
         problem = f"CMA-ES needs two or more numbers, and of {', '.join(dimensions)} only {', '.join(numbers) or 'none'} is one"
         problems.append(Problem.suggest(source, problem, [f"{KEY}.sampler=tpe"]))

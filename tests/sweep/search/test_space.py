@@ -5,26 +5,25 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from refused import problems_of
 
 from runner.errors import RunnerError
-from runner.sweep.search.space import Choices, Numbers, Space, read_space
+from runner.sweep.search.space import Dimension, Space, read_space
 
-CATEGORIES, FLOATS, INTEGERS = CategoricalDistribution, FloatDistribution, IntDistribution
-#: an override, its dimension, Optuna's distribution
+#: an override, its dimension
 DIMENSIONS = [
-    ("a=interval(0,0.5)", Numbers("a", 0.0, 0.5), FLOATS(0, 0.5)),
-    ("a=tag(log,interval(1e-4,1e-1))", Numbers("a", 1e-4, 0.1, is_log=True), FLOATS(1e-4, 0.1, log=True)),
-    ("a=int(interval(3,9))", Numbers("a", 3, 9, 1), INTEGERS(3, 9)),
-    ("a=tag(log,int(interval(16,512)))", Numbers("a", 16, 512, 1, is_log=True), INTEGERS(16, 512, log=True)),
-    ("a=range(1,10,4)", Numbers("a", 1, 9, 4), INTEGERS(1, 9, step=4)),
-    ("a=range(10,1,-3)", Numbers("a", 4, 10, 3), INTEGERS(4, 10, step=3)),
-    ("a=range(3)", Numbers("a", 0, 2, 1), INTEGERS(0, 2)),
-    ("a=tag(log,range(1,9))", Numbers("a", 1, 8, 1, True), INTEGERS(1, 8, log=True)),
-    ("a=range(0.1,0.5,0.1)", Numbers("a", 0.1, 0.4, 0.1), FLOATS(0.1, 0.4, step=0.1)),
-    ("a=shuffle(range(1,4))", Numbers("a", 1, 3, 1), INTEGERS(1, 3)),
-    ("a=[32],[64,8]", Choices("a", ("[32]", "[64,8]")), CATEGORIES(("[32]", "[64,8]"))),
-    ("+a.b=0.1,null", Choices("+a.b", ("0.1", "null")), CATEGORIES(("0.1", "null"))),
-    ("a=shuffle(3,1,2,1)", Choices("a", ("3", "1", "2")), CATEGORIES(("3", "1", "2"))),
-    ("a=cuda:0,cpu", Choices("a", (r"cuda\:0", "cpu")), CATEGORIES((r"cuda\:0", "cpu"))),
-    ("a=choice('x y',true)", Choices("a", (r"x\ y", "True")), CATEGORIES((r"x\ y", "True"))),
+    ("a=interval(0,0.5)", "a", FloatDistribution(0, 0.5)),
+    ("a=tag(log,interval(1e-4,1e-1))", "a", FloatDistribution(1e-4, 0.1, log=True)),
+    ("a=int(interval(3,9))", "a", IntDistribution(3, 9)),
+    ("a=tag(log,int(interval(16,512)))", "a", IntDistribution(16, 512, log=True)),
+    ("a=range(1,10,4)", "a", IntDistribution(1, 9, step=4)),
+    ("a=range(10,1,-3)", "a", IntDistribution(4, 10, step=3)),
+    ("a=range(3)", "a", IntDistribution(0, 2)),
+    ("a=tag(log,range(1,9))", "a", IntDistribution(1, 8, log=True)),
+    ("a=range(0.1,0.5,0.1)", "a", FloatDistribution(0.1, 0.4, step=0.1)),
+    ("a=shuffle(range(1,4))", "a", IntDistribution(1, 3)),
+    ("a=[32],[64,8]", "a", CategoricalDistribution(("[32]", "[64,8]"))),
+    ("+a.b=0.1,null", "+a.b", CategoricalDistribution(("0.1", "null"))),
+    ("a=shuffle(3,1,2,1)", "a", CategoricalDistribution(("3", "1", "2"))),
+    ("a=cuda:0,cpu", "a", CategoricalDistribution((r"cuda\:0", "cpu"))),
+    ("a=choice('x y',true)", "a", CategoricalDistribution((r"x\ y", "True"))),
 ]
 
 #: overrides that are not a search space, and the text that the message must contain
@@ -42,17 +41,17 @@ MISTAKES = [
     (["a=range(5,1)"], "a=range(1,5)"),
     (["a=range(1,5,0)"], "a=range(1,5)"),
     (["a=tag(log,range(1,9,2))"], "a=tag(log,interval(1,7))"),
+    (["a=tag(log,range(1.0,9.0))"], "a=tag(log,interval(1,8))"),
     (["a=tag(log,choice(1,2))"], "remove `tag(log, ...)` from `a`"),
     (["a=1,2", "a=3,4"], "set `a` once"),
     (["sweep.slots.cpu=1,2", "a=1,2"], "`sweep.slots.cpu=...` with one value"),
 ]
 
 
-@pytest.mark.parametrize(("override", "dimension", "optunas"), DIMENSIONS, ids=[text for text, _, _ in DIMENSIONS])
-def test_override_becomes_a_dimension(override, dimension, optunas):
+@pytest.mark.parametrize(("override", "key", "distribution"), DIMENSIONS, ids=[text for text, _, _ in DIMENSIONS])
+def test_override_becomes_a_dimension(override, key, distribution):
     space = read_space(["fixed=1", override, "sweep.strict=true"], None)
-    assert space == Space(("fixed=1",), {dimension.key.lstrip("+"): dimension})
-    assert dimension.distribution() == optunas and type(dimension.distribution()) is type(optunas)
+    assert space == Space(("fixed=1",), {key.lstrip("+"): Dimension(key, distribution)})
 
 
 @pytest.mark.parametrize(("words", "mend"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
@@ -68,7 +67,8 @@ def test_read_space_reports_all_errors():
 
 def test_read_space_params_give_way():
     space = read_space(["a=1,2"], None, more={"a": "interval(0,1)", "b.c": "range(1,4)", "d": "7"})
-    assert space == Space(("d=7",), {"b.c": Numbers("b.c", 1, 3, 1), "a": Choices("a", ("1", "2"))})
+    dimensions = {"b.c": Dimension("b.c", IntDistribution(1, 3)), "a": Dimension("a", CategoricalDistribution("12"))}
+    assert space == Space(("d=7",), dimensions)
     with pytest.raises(RunnerError, match="interval"):
         read_space([], None, more={"a": "interval(0,x"})
 
@@ -95,9 +95,8 @@ def test_corners_have_choices_and_ends():
         assert {corner[key] for corner in corners} == expected
 
 
-def test_all_values_of_a_dimension():
-    assert Choices("a", ("x", "y")).listed() == ["x", "y"]
-    assert Numbers("a", 1, 9, 4).listed() == [1, 5, 9]
-    assert Numbers("a", 0.1, 0.4, 0.1).listed() == [0.1, 0.2, 0.3, 0.4]
-    assert Numbers("a", 0.1, 0.4).listed() is None
-    assert Numbers("a", 1, 9, 4).text(5.0) == "5"
+def test_listed_gives_all_values_of_dimension():
+    space = read_space(["a=x,y", "b=range(1,10,4)", "c=range(0.1,0.5,0.1)", "d=interval(0,1)"], None)
+    values = [["x", "y"], [1, 5, 9], [0.1, 0.2, 0.3, 0.4], None]
+    assert [each.listed() for each in space.dimensions.values()] == values
+    assert space.dimensions["b"].text(5.0) == "5"
