@@ -172,7 +172,7 @@ def test_check_with_failing_plot_fails(here, capsys, monkeypatch):
     assert "✗ failed   plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
 
 
-def test_check_of_a_kept_run_is_refused(here, capsys):
+def test_check_of_a_kept_run_is_refused(here, warm_jobs, capsys):
     run_words = [word for word in NET if word != "train.check=true"]
     assert cli.main([*run_words, "train.num_steps=1", "tracking.enabled=false", "hydra.run.dir=FOLDER"]) == 0
     before = left(here)
@@ -207,9 +207,7 @@ def test_check_keeps_traceback_of_early_error(here, capsys):
 
 @pytest.mark.slow
 def test_check_of_two_processes_passes(here, warm):
-    with warm.command(
-        here, "model=mlp", "train.num_processes=2", "device=cpu", "train.check=true", "tracking.enabled=false"
-    ) as command:
+    with warm.command(here, *NET, "train.num_processes=2", "device=cpu", "tracking.enabled=false") as command:
         output, _ = command.communicate()
     assert command.returncode == 0 and "check: everything works (" in output, output
     assert not [*here.glob(".runner-check-*")]

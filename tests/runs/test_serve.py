@@ -16,6 +16,8 @@ import torch
 from trained_runs import model_of
 from waiting import LONGEST
 
+from runner.errors import RunnerError
+from runner.runs import serve as serving
 from runner.training import signals
 
 RUN = "outputs/digits/run"
@@ -71,17 +73,23 @@ def ask(port, rows):
         return np.array(json.loads(answer.read())["predictions"])
 
 
+@pytest.mark.parametrize("words", [(), ("--predictions",)])
+def test_serve_exports_predictions_on_request(run, monkeypatch, words):
+    def export_to(trained, form, target, *, predictions):
+        raise RunnerError.of(form, f"predictions={predictions}", "")
+
+    monkeypatch.setattr(serving, "export_to", export_to)
+    assert f"predictions={bool(words)}" in run("serve", RUN, "--port", str(a_free_port()), *words)[2]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "number", "code"), [(("--predictions",), signal.SIGTERM, 143), ((), signal.SIGINT, 130)]
-)
-def test_serve_answers_as_the_model_until_a_signal(words, number, code, home, warm):
+def test_serve_answers_as_the_model_until_a_signal(home, warm):
     port, rows = a_free_port(), np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
     with torch.no_grad():
         expected = model_of(RUN)(torch.from_numpy(rows))
-    expected = expected.softmax(-1) if words else expected
+    expected = expected.softmax(-1)
     before = set(Path(tempfile.gettempdir()).glob("runner-serve-*"))
-    with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), *words) as process:
+    with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), "--predictions") as process:
         try:
             output = ""
             while "\nask " not in output and (line := process.stdout.readline()):  # the line that users wait for, too
@@ -92,14 +100,14 @@ def test_serve_answers_as_the_model_until_a_signal(words, number, code, home, wa
             assert ask(port, rows[:1]).shape == (1, 10)
             children = psutil.Process(process.pid).children(recursive=True)
             assert all(each.laddr.ip == "127.0.0.1" for child in children for each in child.net_connections("tcp"))
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=LONGEST)
         finally:
             process.kill() if process.poll() is None else None
     out = output + out
-    assert process.returncode == code and "Traceback" not in out
+    assert process.returncode == 130 and "Traceback" not in out
     assert f"serving http://127.0.0.1:{port}/invocations" in out
-    assert ("probabilities by class" in out) == bool(words)
+    assert "probabilities by class" in out
     assert not [child for child in children if child.is_running()]
     assert set(Path(tempfile.gettempdir()).glob("runner-serve-*")) <= before
     with socket.socket() as again:

@@ -61,7 +61,7 @@ def test_launcher_of_another_package_runs_jobs(own_folder, warm_jobs, monkeypatc
     monkeypatch.syspath_prepend(str(own_folder / "site"))
     monkeypatch.setenv("RUNNER_ALLOW", "other_launchers")
     command = ["-m", "hydra.launcher._target_=other_launchers.Mine", "model=linear,mlp", "data=iris", "device=cpu"]
-    command += ["train.num_epochs=1", "tracking.enabled=false", "task.plots=false"]
+    command += ["train.num_steps=1", "tracking.enabled=false", "task.plots=false"]
     assert cli.main(command) == 2  # its package doesn't name it as a launcher
     (site / "entry_points.txt").write_text("[runner.launchers]\nmine = other_launchers:Mine\n")
     assert cli.main(command) == 0

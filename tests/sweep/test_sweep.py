@@ -45,7 +45,7 @@ class Faulty(nn.Module):
     def __init__(self, inputs, outputs, number, pause):
         super().__init__()
         self.layer, self.number, self.pause = nn.Linear(inputs, outputs), number, pause
-        self.register_buffer("calls", torch.zeros(()))  # a run that goes on from a checkpoint dies at the same step
+        self.register_buffer("calls", torch.zeros(()))  # a resumed run dies at the same step
 
     def forward(self, x):
         time.sleep(self.pause)
@@ -178,7 +178,7 @@ def test_retry_after_full_disk_keeps_directory(tmp_path):
 def test_full_disk_names_resume_command(tmp_path, messages):
     sweep = Sweep(tmp_path / "a b", "1", 0, ())
     with pytest.raises(RunnerError) as raised, _reporting_full_disk(sweep), open("/dev/full", "w") as full:  # noqa: PTH123
-        full.write("a job's summary, say")
+        full.write("a summary")
     messages(raised.value)
     with pytest.raises(FileNotFoundError), _reporting_full_disk(sweep):
         (tmp_path / "nowhere").read_text()
@@ -201,7 +201,7 @@ def test_used_directory_is_refused(tmp_path, objectives, new, refused):
             journal.event("start", uid=name)
     (tmp_path / "3").mkdir()
     jobs = [Job(index, (), name, folder_name=name) for index, name in enumerate(new)]
-    known = Job(5, (), "one that goes on", folder_name="5")
+    known = Job(5, (), "one that resumes", folder_name="5")
     sweep = Sweep(tmp_path, "1", 0, (), objectives, jobs={job.number: job for job in [*jobs, known]})
     found = _folder_problems(Plan((), [], lambda context: None, objectives), sweep, jobs)
     assert [problem.message for problem in found] == [
@@ -305,7 +305,7 @@ def test_dying_jobs_are_rows_with_causes(undisturbed, sweep):
     causes = {number: (job.state, job.error) for number, job in jobs.items() if job.state != "finished"}
     assert len(jobs) == NUM_JOBS and causes.keys() == {1, 2, 3, 4}
     assert causes[1] == ("failed", "its process crashed: SIGSEGV, segmentation fault")
-    assert causes[2] == ("killed", "SIGKILL: by the system when memory ran out, or by somebody")
+    assert causes[2] == ("killed", "SIGKILL: by the system when memory ran out, or by `kill -9`")
     assert causes[3][0] == "failed" and "ValueError: a bug in the third layer (my_models.py:" in causes[3][1]
     assert causes[4][0] == "failed" and "CUDA out of memory" in causes[4][1]
     for number, (_, error) in causes.items():

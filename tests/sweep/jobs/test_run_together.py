@@ -1,6 +1,7 @@
 """Groups of runs that one process trains, one after the other."""
 
 import gc
+import re
 import resource
 import weakref
 from dataclasses import replace
@@ -12,7 +13,7 @@ from omegaconf import open_dict
 from runner.config.compose import composer
 from runner.config.validate import how_to_cut
 from runner.data.split import indices, rows_of
-from runner.device import Choice, Gpu, Hardware, host_memory
+from runner.device import Choice, Gpu, Hardware, host_memory, torch_private
 from runner.device.placement import map_tensors, tensors
 from runner.errors import Problem, RunnerError
 from runner.experiment import build, build_data, provenance, session
@@ -29,8 +30,8 @@ WORDS = ["data=digits", "data.limit=100", "model=mlp", "model.hidden_sizes=[8]",
 WORDS += ["tracking.enabled=false", "task.plots=false", "device=cpu", "sweep.batch=8"]
 
 
-def job(folder, seed):
-    cfg = composer([])([*WORDS, f"seed={seed}"])
+def job(folder, seed, *more):
+    cfg = composer([])([*WORDS, f"seed={seed}", *more])
     with open_dict(cfg):
         cfg.pop("hydra")
     folder = folder / str(seed)
@@ -57,8 +58,19 @@ def test_run_together_frees_former_group(tmp_path, monkeypatch):
     assert left == [0, 0]
 
 
+def test_compiled_jobs_train_in_a_group(tmp_path, monkeypatch):
+    """tests/training/stacked/test_compiled.py compares the numbers."""
+    monkeypatch.setattr(torch_private, "compile_graph", lambda graph, inputs, options: graph)
+    words = ("train.compile=true", "train.batch_size=40", "train.num_steps=2")
+    jobs = [job(tmp_path, seed, *words) for seed in range(2)]
+    assert [each.status for each in run_together(jobs).values()] == ["finished"] * 2
+    for each in jobs:
+        log = (each.folder / "console.log").read_text()
+        assert re.search(r"batch   .*; compile: forward and backward are one function; made in [\d.]+ s", log)
+
+
 @pytest.mark.parametrize(("module", "name"), [(Reporter, "log_model"), (session, "illustrate")])
-def test_member_with_failing_end_fails_alone(tmp_path, monkeypatch, module, name):
+def test_failing_end_fails_only_its_member(tmp_path, monkeypatch, module, name):
     whole, requested = getattr(module, name), []
 
     def fails_once(*arguments, **more):

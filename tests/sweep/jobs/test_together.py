@@ -73,7 +73,7 @@ def test_in_groups_fills_available_slots(num_slots, batch, expected):
         ("train.max_seconds=3", "train.max_seconds is the time of each"),
     ],
 )
-def test_in_words_names_preventing_settings(word, why):
+def test_groups_name_preventing_settings(word, why):
     found = in_groups(
         jobs(*of("seed", *range(4)), words=(*MLP, word)),
         batch="auto",

@@ -58,7 +58,7 @@ def test_automatic_jobs_spread_over_visible_gpus(own_folder, warm):
 
 
 @pytest.mark.slow
-def test_mps_has_a_slot_of_its_own(own_folder, warm):
+def test_mps_has_a_separate_slot(own_folder, warm):
     out, found = sweep(warm, own_folder, "device=mps,cpu,auto,cuda", device="mps")
     assert "slots    mps, cpu" in out
     assert [(job.state, job.device) for job in found.jobs.values()] == [

@@ -184,7 +184,7 @@ def test_tpe_is_better_than_random():
 
 
 def test_grid_resumed_takes_each_combination_once(search):
-    words = ("lr=0.1,0.01", "width=[32],[64]", "n=range(1,4)")
+    words = ("lr=0.1,0.01", "width=[32],[64]", "n=range(1,3)")
     first = search(sampler="grid", words=words, n_trials=50)
     for _ in range(3):
         first.end(first.start())
@@ -193,15 +193,15 @@ def test_grid_resumed_takes_each_combination_once(search):
     first.leave()
     second = search(sampler="grid", words=words, n_trials=50).run()
     combinations = [tuple(job.trial.values()) for job in second.jobs.values()]
-    assert len(combinations) == len(set(combinations)) == 12 and agrees(second)
+    assert len(combinations) == len(set(combinations)) == 8 and agrees(second)
     assert second.start() is None
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_finite_space_is_searched_completely(sampler, search):
-    found = search(sampler=sampler, words=("lr=0.1,0.01", "width=[32],[64]", "n=range(1,4)"), n_trials=50).run()
+    found = search(sampler=sampler, words=("lr=0.1,0.01", "width=[32],[64]", "n=range(1,3)"), n_trials=50).run()
     combinations = [tuple(job.trial.values()) for job in found.jobs.values()]
-    assert len(combinations) == len(set(combinations)) == 12 and agrees(found)
+    assert len(combinations) == len(set(combinations)) == 8 and agrees(found)
     assert found.said == ["search: every combination has been tried"]
 
 

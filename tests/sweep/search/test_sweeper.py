@@ -138,7 +138,7 @@ def kill_after(process, num_lines, *, all_of_it):
 
 def test_search_killed_repeatedly_completes(warm, own_folder):
     moments = random.Random(0)
-    num_trials, num_lines, codes = 6, 0, []
+    num_trials, num_lines, codes = 5, 0, []
     words = ["-m", *COMMON, *SHORT, "hydra.sweep.dir=found", f"hydra.sweeper.n_trials={num_trials}"]
     words += ["hydra.sweeper.startup_trials=2", "sweep.grace_seconds=10"]
     again = []

@@ -82,8 +82,8 @@ OTHERS = {
         [*SAME, "train.accumulate_steps=2", "train.batch_size=50", "optimizer=sgd"],
         2,
     ),
-    "in bfloat16, whose gradients lie otherwise than weights": ([*SAME, "train.precision=bf16"], 3),
-    "buffers, and channels that lie last": (
+    "in bfloat16, whose gradients have other strides than weights": ([*SAME, "train.precision=bf16"], 3),
+    "buffers, and channels last": (
         ["model=resnet", "model.depth=8", "model.width=4", "train.num_steps=3", "optimizer=sgd"],
         2,
     ),
