@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -49,14 +50,16 @@ def _address(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_tutorial_runs_as_written(page, own_folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(own_folder))
+@pytest.mark.usefixtures("warm_jobs", "warm_programs")
+def test_tutorial_runs_as_written(page, own_folder, empty_store, warm):
+    if page.stem != "first-run":
+        shutil.copy(empty_store, "mlflow.db")
     cells = []
     for language, body in BLOCK.findall(page.read_text()):
         first, _, rest = body.partition("\n")
         if language == "bash":
             for line in body.splitlines():
-                _run(shlex.split(line))
+                _run(shlex.split(line), warm)
         elif first.startswith("# "):
             file = own_folder / first.removeprefix("# ")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -65,11 +68,12 @@ def test_tutorial_runs_as_written(page, own_folder, monkeypatch):
             cells.append(body)
     if cells:
         (own_folder / "cells.py").write_text("\n".join(cells))
-        subprocess.run([sys.executable, "cells.py"], check=True)
+        _run(["python", "cells.py"], warm)
 
 
-def _run(words):
+def _run(words, warm):
     if words[:3] == ["python", "-m", "runner"]:
         assert "ui" in words or cli.main(words[3:]) == 0, words  # `ui` serves until Ctrl-C
     else:
-        subprocess.run([sys.executable, *words[1:]], check=True)
+        with warm.program([sys.executable, *words[1:]]) as process:
+            assert process.wait() == 0, words

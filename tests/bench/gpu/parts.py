@@ -184,8 +184,9 @@ def smoke(asked: Asked) -> None:
     cnn, rows = [*images, "model=cnn"], [*ROWS, "data.num_rows=2000", f"train.num_steps={steps}"]
     text = ["experiment=gpt_characters", f"data.path={SENTENCES}", f"train.num_steps={min(60, steps)}"]
     switches = ["train.clip_grad_norm=1.0", "train.ema_decay=0.99", "train.accumulate_steps=2", "scheduler=cosine"]
+    small = ["data.limit=200", "model=linear", "task.plots=false"] * asked.is_short
     cases = {
-        "default run, tracked": ["tracking.enabled=true", f"train.num_steps={steps}"],
+        "default run, tracked": ["tracking.enabled=true", f"train.num_steps={steps}", *small],
         "cnn, bf16, all switches": [*cnn, "train.precision=bf16", *switches],
         "mlp, muon, guarded": [*rows, "optimizer=muon", "model.hidden_sizes=[64,64]", "placement.guard=always"],
     }  # fmt: skip
