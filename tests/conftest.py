@@ -14,13 +14,13 @@ from pathlib import Path
 # before torch is loaded, and lower than in runner/__main__.py: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-import outlived
 import psutil
 import pytest
 import shortcuts
 import torch
 from snapshots import messages  # noqa: F401  # a fixture
 from trained_runs import at_home, home, run, table  # noqa: F401  # fixtures: of tests/runs, and of commands that name a run
+from waiting import STAYING
 from written_journals import empty_store, patience, server, write  # noqa: F401  # of tests/tracking, and of `sync`
 
 #: a shell's background job ignores Ctrl-C, and processes that the tests start would inherit that
@@ -37,7 +37,6 @@ def pytest_configure(config):
     has_gpu = Path("/dev/dxg").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
     if has_gpu and config.getoption("--device") == "cpu":  # tests without a device use the CPU there, too
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    outlived.start()
     shortcuts.compose_once()
     shortcuts.leave_undrawn()
 
@@ -99,7 +98,7 @@ def nothing_left_behind():
     environment, threads = dict(os.environ), set(threading.enumerate())
     children = {child.pid for child in _children()}
     yield
-    children |= outlived.STAY
+    children |= STAYING
     changed = {name for name in environment.keys() ^ os.environ.keys() if not name.startswith("PYTEST_")}
     changed |= {name for name in environment.keys() & os.environ.keys() if environment[name] != os.environ[name]}
     changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}

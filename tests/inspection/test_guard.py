@@ -1,12 +1,12 @@
 """The guard on real steps, on a simulated device: it names every tensor in the wrong place, and nothing else."""
 
+import functools
 import inspect
 import types
 
 import pytest
 import torch
 from judged import SOUND, WRONG, classify, marked_line, rows
-from once import once
 from simulated import run_simulated
 
 from runner.device.capabilities import SLOW_TYPES
@@ -47,7 +47,7 @@ def judge_all(device):
     return {"wrong": wrong, "sound": {case.name: step_once(case, device) for case in SOUND}}
 
 
-@once
+@functools.cache
 def judged(device):
     return run_simulated(device, judge_all)
 

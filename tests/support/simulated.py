@@ -20,8 +20,8 @@ import traceback
 import warnings
 from pathlib import Path
 
-import outlived
 import torch
+from waiting import STAYING
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
 
@@ -62,7 +62,7 @@ def _warm() -> ProcessPool:
     """Return the preloaded process of this test process: each function is called in a fork of it, with torch already imported."""
     paths = os.pathsep.join(map(str, (SUPPORT.parents[1], SUPPORT)))
     nursery = ProcessPool({"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, preload=HEAVY)
-    outlived.STAY.add(nursery._warm.pid)
+    STAYING.add(nursery._warm.pid)
     atexit.register(nursery.close)
     return nursery
 

@@ -10,6 +10,8 @@ Found = TypeVar("Found")
 
 #: seconds for an expected event (an end, an answer, a file): far more than a machine with five times its load needs
 LONGEST = 600.0
+#: processes that remain for later tests, and are not reported as leaks
+STAYING: set[int] = set()
 
 
 def wait_for(condition: Callable[[], Found], what: str = "what was waited for", *, seconds: float = LONGEST) -> Found:

@@ -1,9 +1,10 @@
 """A plan names every misplaced tensor, with its path and line, and reports nothing for sound models."""
 
+import functools
+
 import judge
 import pytest
 from judged import SOUND, WRONG, marked_line
-from once import once
 from simulated import run_simulated
 
 pytestmark = pytest.mark.slow
@@ -12,7 +13,7 @@ FREE = ("item", "numpy")  # legal, but slow: the run continues
 
 @pytest.fixture(scope="module")
 def judged(own_models):
-    return once(lambda device: run_simulated("cpu", judge.plan_judged, device, cwd=own_models))
+    return functools.cache(lambda device: run_simulated("cpu", judge.plan_judged, device, cwd=own_models))
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])

@@ -1,8 +1,9 @@
 """Plans of the runner's models: each would run on hardware that this machine lacks, and reads nothing."""
 
+import functools
+
 import pytest
 from judge import CASES, plan_models
-from once import once
 from simulated import run_simulated
 
 pytestmark = pytest.mark.slow
@@ -13,7 +14,7 @@ NAMES = {"cuda:1": sorted(CASES), "mps": ["cnn on signals"]}
 def judged(tmp_path_factory):
     """In a directory without conf/, whose files would replace the runner's."""
     folder = tmp_path_factory.mktemp("models")
-    return once(lambda device: run_simulated("cpu", plan_models, device, NAMES[device], cwd=folder))
+    return functools.cache(lambda device: run_simulated("cpu", plan_models, device, NAMES[device], cwd=folder))
 
 
 @pytest.mark.parametrize(("device", "name"), [(device, name) for device in NAMES for name in NAMES[device]])

@@ -1,11 +1,11 @@
 """Plans of architectures that plan was not written for: verdicts, waits, control flow by values, and the CPU's operations."""
 
+import functools
 import shutil
 from pathlib import Path
 
 import judge
 import pytest
-from once import once
 from simulated import run_simulated
 from zoo import BY_VALUES, SOUND, case_of, marked_line, write_conf
 
@@ -21,7 +21,7 @@ def judged(own_models):
     shutil.copy(SUPPORT / "zoo.py", own_models)
     write_conf(own_models)
 
-    @once
+    @functools.cache
     def answers(device):
         if device == "cpu":
             return run_simulated("cpu", judge.compare_with_real_steps, COMPARED, cwd=own_models)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import ctypes
+import functools
 import hashlib
 import io
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from once import once
 from simulated import run_program, run_simulated, simulated_command
 from torch import nn
 
@@ -41,7 +41,7 @@ def everything(device):
     return {part.__name__: part(device) for part in parts}
 
 
-@once
+@functools.cache
 def results(device):
     return run_simulated(device, everything)
 
