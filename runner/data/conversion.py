@@ -265,20 +265,20 @@ class BatchDataset(Dataset[Any]):
         return rows if isinstance(rows, tuple) else tuple(default_collate(rows))
 
 
-def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
+def batch_of(dataset: Any, rows: list[Any], *, setting: str = "data") -> Any:
     """Join rows into a batch by the Dataset's `collate_fn`, or by torch's rules."""
     own = getattr(whole_of(dataset), "collate_fn", None)
-    return own(rows) if callable(own) else collate(rows, asked=asked)
+    return own(rows) if callable(own) else collate(rows, setting=setting)
 
 
-def collate(rows: list[Any], *, asked: str = "data") -> Any:
+def collate(rows: list[Any], *, setting: str = "data") -> Any:
     """Join a Dataset's rows into a batch by torch's rules. Raises: RunnerError for rows that can't be joined."""
     try:
         return default_collate(rows)
     except (TypeError, RuntimeError) as error:
         problem = f"the rows of the Dataset can't be joined into a batch: {first_line(error)}"
         fix = "return tensors, arrays, numbers, tuples or dicts of the same shapes for each row"
-        raise RunnerError.of(asked, problem, fix) from error
+        raise RunnerError.of(setting, problem, fix) from error
 
 
 def labels_of(dataset: Any) -> Tensor | None:

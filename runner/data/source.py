@@ -86,12 +86,12 @@ def as_source(found: Any, *, name: str, conversion: Conversion = STANDARD) -> So
     if isinstance(found, Mapping) and {"train", *GIVEN} & set(found):
         return _from_splits(found, name, setting, conversion)
     if isinstance(found, DataLoader | IterableDataset):
-        return _from_loader(OwnLoader(found, asked=setting), name, conversion)
+        return _from_loader(OwnLoader(found, setting=setting), name, conversion)
     if is_pair(found) and any(isinstance(part, Dataset | DataLoader) for part in found):
         problem = "a Dataset in a pair is neither inputs nor targets"
         raise RunnerError.of(setting, problem, "return `{'train': first, 'val': second}`")
     if isinstance(arrays := _arrays_of(found), Dataset):
-        return describe_dataset(arrays, name=name, asked=setting, conversion=conversion)
+        return describe_dataset(arrays, name=name, setting=setting, conversion=conversion)
     if not conversion.has_columns:
         return _unconverted(arrays, name, setting, conversion)
     if isinstance(arrays, list | tuple) and len(arrays) == 2:
@@ -198,14 +198,18 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
     return {**facts, "num_classes": num_classes, "out_features": out_features}
 
 
-def describe_dataset(dataset: Dataset[Any], *, name: str = "", asked: str, conversion: Conversion = STANDARD) -> Source:
+def describe_dataset(
+    dataset: Dataset[Any], *, name: str = "", setting: str, conversion: Conversion = STANDARD
+) -> Source:
     """Make a Source of a Dataset, with the facts of its first row. Raises: RunnerError without a length, rows or a known form."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         problem = f"`{type(dataset).__name__}` is a stream without a length, and rows are drawn by their index"
-        raise RunnerError.of(asked, problem, "return a Dataset with `__len__` and `__getitem__`")
+        raise RunnerError.of(setting, problem, "return a Dataset with `__len__` and `__getitem__`")
     if len(dataset) == 0:
-        raise RunnerError.of(asked, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row")
-    return _describe(name, batch_of(dataset, [dataset[0]], asked=asked), dataset, conversion)
+        raise RunnerError.of(
+            setting, f"`{type(dataset).__name__}` has no rows", "return a Dataset with at least one row"
+        )
+    return _describe(name, batch_of(dataset, [dataset[0]], setting=setting), dataset, conversion)
 
 
 def _describe(name: str, before: Any, dataset: Any, conversion: Conversion) -> Source:
@@ -267,7 +271,7 @@ def _given(found: Any, split: str, train: Source, setting: str, conversion: Conv
         fix = f"return `TensorDataset(inputs, targets)` for {split}, of tensors like those of train"
         raise RunnerError.of(setting, problem, fix)
     if is_dataset and isinstance(found, TensorDataset):
-        given = describe_dataset(found, name=split, asked=setting, conversion=conversion)
+        given = describe_dataset(found, name=split, setting=setting, conversion=conversion)
     else:
         given = as_source(found, name=split, conversion=conversion)
     if isinstance(given.rows, OwnLoader) and not given.rows.has_length:
@@ -299,7 +303,7 @@ def _are_numbers(classes: Sequence[str]) -> bool:
 
 def _checked(source: Source, setting: str) -> Source:
     if isinstance(source.rows, DataLoader | IterableDataset):
-        return replace(source, rows=OwnLoader(source.rows, asked=setting))
+        return replace(source, rows=OwnLoader(source.rows, setting=setting))
     if isinstance(source.rows, Dataset):
         return source
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})

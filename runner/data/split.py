@@ -229,9 +229,9 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
             fix = f"use `data.{name}_fraction=0`, or more rows"
             problems.append(Problem(f"data.{name}_fraction={fraction}", problem, fix))
     if sum(cut.values()) >= 1 or sum(counts.values()) >= total:
-        asked = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
+        setting = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
         problem = f"the validation and test splits leave none of the {total:,} rows for training"
-        problems.append(Problem(asked, problem, "use `data.val_fraction=0.1 data.test_fraction=0.1`, or more rows"))
+        problems.append(Problem(setting, problem, "use `data.val_fraction=0.1 data.test_fraction=0.1`, or more rows"))
     return problems
 
 
@@ -243,14 +243,14 @@ def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Problem]:
 
 
 def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Problem]:
-    asked = f"data.fold={fold[0]}/{fold[1]}"
+    setting = f"data.fold={fold[0]}/{fold[1]}"
     if "val" in source.given:
         problem = f"`{source.name}` has its own validation split, which has no folds"
-        return [Problem.suggest(asked, problem, ["data.fold=null"])]
+        return [Problem.suggest(setting, problem, ["data.fold=null"])]
     if source.in_order:  # the random window of a text after a fold would reach into it
         problem = f"neighboring rows of `{source.name}` are related, so a fold would leak into training"
-        return [Problem(asked, problem, "use `data.fold=null`, which validates on the last part")]
+        return [Problem(setting, problem, "use `data.fold=null`, which validates on the last part")]
     if total < fold[1]:
         problem = f"{total:,} rows are too few for {fold[1]:,} folds"
-        return [Problem(asked, problem, f"use `data.fold=0/{total}`, or more rows" if total > 1 else "use more rows")]
+        return [Problem(setting, problem, f"use `data.fold=0/{total}`, or more rows" if total > 1 else "use more rows")]
     return []

@@ -61,14 +61,14 @@ class CNN(nn.Module):
 
 
 def _check_shape(shape: Sequence[int], *, least: int) -> None:
-    asked = f"model=cnn on inputs of shape {tuple(shape)}"
+    source = f"model=cnn on inputs of shape {tuple(shape)}"
     check_shape(shape, model="cnn", takes=[IMAGES, SIGNALS])
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
         problem = (
             f"each entry of `model.channels` but the first halves the input, which needs {side} of at least {least}"
         )
-        raise RunnerError.of(asked, problem, "use `model=mlp`, or a shorter list in `model.channels`")
+        raise RunnerError.of(source, problem, "use `model=mlp`, or a shorter list in `model.channels`")
 
 
 def _convolution(num_dims: int, inputs: int, outputs: int, kernel_size: int) -> tuple[nn.Module, ...]:

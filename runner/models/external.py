@@ -59,7 +59,7 @@ def timm_model(
     Raises:
         RunnerError: If timm is not installed, does not have the model, or can't load the weights.
     """
-    timm = _library("timm", asked=f"model.name={name}")
+    timm = _library("timm", source=f"model.name={name}")
     check_shape(input_shape, model="timm", takes=[IMAGES])
     if not timm.is_model(name):  # refuses URLs, too: hf-hub:..., local-dir:...
         known = timm.list_models()
@@ -109,8 +109,8 @@ def transformers_model(
         RunnerError: If transformers is not installed, or does not have or can't load the model.
     """
     config = dict(config or {})
-    asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={config}"
-    library = _library("transformers", asked=asked)
+    source = f"model.pretrained={pretrained}" if pretrained else f"model.config={config}"
+    library = _library("transformers", source=source)
     if head == "auto":
         is_language = vocab_size is not None and out_features == vocab_size
         head = "causal_lm" if is_language else "sequence_classification"
@@ -128,7 +128,7 @@ def transformers_model(
         defaults |= {} if pretrained else {"vocab_size": vocab_size}
         # a cache is of use for generation only
         settings = _settings(library, {**config, "use_cache": False}, defaults, pretrained)
-        _check_vocabulary(settings, vocab_size, asked, is_pretrained=pretrained is not None)
+        _check_vocabulary(settings, vocab_size, source, is_pretrained=pretrained is not None)
         if padding_token is not None and not pretrained:
             settings.pad_token_id = padding_token
         elif classifies_texts and getattr(settings, "pad_token_id", None) is None:
@@ -139,7 +139,7 @@ def transformers_model(
             getattr(library, kind), settings, pretrained, length=input_shape[0] if needs_room else None
         )
     except (OSError, ValueError) as error:
-        raise RunnerError(_not_reached(asked, error)) from error
+        raise RunnerError(_not_reached(source, error)) from error
     plain = json.loads(settings.to_json_string())
     model = Logits(made.float(), argument, padding_token if classifies_texts else None)
     model.made_anywhere = {
@@ -209,14 +209,14 @@ def _settings(library: Any, config: Mapping[str, Any], defaults: Mapping[str, An
     return settings
 
 
-def _check_vocabulary(settings: Any, vocab_size: int, asked: str, *, is_pretrained: bool) -> None:
+def _check_vocabulary(settings: Any, vocab_size: int, source: str, *, is_pretrained: bool) -> None:
     known = getattr(settings, "vocab_size", None)
     if isinstance(known, int) and known < vocab_size:
         problem = f"the model knows {known:,} tokens, and the data has {vocab_size:,}"
         fix = f"use `model.config.vocab_size={vocab_size}`, or remove that key"
         if is_pretrained:
             fix = f"use the model's `tokenizer.json` as `data.tokenizer` (`data=text`: `data.tokens`), or a model of {vocab_size:,} tokens"
-        raise RunnerError.of(asked, problem, fix)
+        raise RunnerError.of(source, problem, fix)
 
 
 def _set_padding(model: Logits, *, is_pretrained: bool) -> None:
@@ -314,23 +314,23 @@ def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:
     )
 
 
-def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
+def _check_keys(settings: Any, config: Mapping[str, Any]) -> None:
     """Raises: RunnerError for misspelled keys, which the library would store and ignore.
 
     Unknown keys that resemble no known one are accepted, as some model types read keys that their class does not name.
     """
-    if "architectures" in asked:  # a complete configuration that the library wrote
+    if "architectures" in config:  # a complete configuration that the library wrote
         return
     kind = type(settings)
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
     known = {name for make in makers for name in inspect.signature(make).parameters}
     known |= {name for name in dir(kind) if not name.startswith("_")} | set(kind.attribute_map)
     problems = []
-    for key in (key for key in asked if key in set(vars(settings)) - known):
+    for key in (key for key in config if key in set(vars(settings)) - known):
         if hits := nearest(key, known, cutoff=TYPO_SIMILARITY):
             problem = f"the configuration of `{settings.model_type}` has no key `{key}`"
             fix = f"set {' or '.join(f'`model.config.{hit}`' for hit in hits)}"
-            problems.append(Problem(f"model.config.{key}={asked[key]}", problem, fix))
+            problems.append(Problem(f"model.config.{key}={config[key]}", problem, fix))
     refuse(problems)
 
 
@@ -344,19 +344,19 @@ def _known(library: Any, kind: Any) -> str:
     raise RunnerError.suggest(f"model.config.model_type={kind}", problem, ways)
 
 
-def _library(name: str, *, asked: str) -> Any:
+def _library(name: str, *, source: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
         problem = (
             f"the package `{name}` is not installed" if error.name == name else f"importing {name} failed: {error}"
         )
-        raise not_installed(asked, problem, name) from error
+        raise not_installed(source, problem, name) from error
 
 
-def _not_reached(asked: str, error: Exception) -> Problem:
+def _not_reached(source: str, error: Exception) -> Problem:
     fix = (
         "use a directory made by `save_pretrained()`, or `model.weights=FILE`; a name on the Hub needs a network, "
         "or the cache (`HF_HOME`) of a run that had one"
     )
-    return Problem(asked, f"the model can't be loaded: {first_line(error)}", fix)
+    return Problem(source, f"the model can't be loaded: {first_line(error)}", fix)

@@ -148,8 +148,8 @@ class Scaled(nn.Module):
             names = list(map(str, parts))
             hits = nearest(str(self.output), names) or names[:3]
             problem = f"the model returns a {type(outputs).__name__} of {', '.join(names)}, and `task.output` must name the predictions"
-            asked = f"task.output={'null' if self.output is None else self.output}"
-            raise RunnerError.suggest(asked, problem, (f"task.output={hit}" for hit in hits))
+            source = f"task.output={'null' if self.output is None else self.output}"
+            raise RunnerError.suggest(source, problem, (f"task.output={hit}" for hit in hits))
         return _with(outputs, self.output, self._scaled(parts[self.output]))
 
     def _scaled(self, outputs: Tensor) -> Tensor:

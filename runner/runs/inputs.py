@@ -145,17 +145,17 @@ def table_rows(file: Path, *, width: int | None, dtype: str = "float32") -> Iter
     """
     table, fix = TableFile(file, f"--input {file}", Form()), "correct or remove those rows"
     if table.is_csv and all(re.match(NUMBER, name) for name in table.header()):
-        table = TableFile(file, table.asked, Form(header=False))
+        table = TableFile(file, table.setting, Form(header=False))
     names = table.names()
     if width is not None and len(names) != width:
         problem = f"the table has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
-        raise RunnerError.of(table.asked, problem, f"use a table with exactly {width} columns of numbers")
+        raise RunnerError.of(table.setting, problem, f"use a table with exactly {width} columns of numbers")
     encoder = Encoder(Columns(tuple(Column(name, "number") for name in names), dtype=dtype), fix=fix)
     for rows, _, place in encoder.chunks([table]):
         if (missing := np.isnan(rows)).any():
             row, column = np.argwhere(missing)[0]
             problem = f"{place.of(int(row))}, column {names[column]!r}, is missing, and the run's model takes numbers"
-            raise RunnerError.of(table.asked, problem, fix)
+            raise RunnerError.of(table.setting, problem, fix)
         yield rows
 
 

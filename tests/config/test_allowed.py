@@ -219,7 +219,7 @@ def is_callable(name):
 
 
 NO_PARTS = """
-runner.data.write_tokens runner.data.language.tokens.write_tokens runner.data.language.tokens.write_note
+runner.data.write_tokens runner.data.language.tokens.write_tokens runner.data.language.tokens.read_note
 runner.models.weights.load_weights runner.models.mlp.MLP.forward runner.models.mlp runner.data
 torch.nn.modules.module.register_module_forward_hook torch.nn.Module.load_state_dict torch.nn.parallel.DistributedDataParallel
 torch.nn.utils.parametrize.register_parametrization torch.nn.attention.sdpa_kernel torch.optim.swa_utils.update_bn

@@ -191,7 +191,7 @@ IMAGE = torch.zeros(3, 8, 8)
 
 
 def test_sizes_come_from_the_first_row():
-    told = describe_dataset(Rows((IMAGE, 1), classes=["cat", "dog"]), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, 1), classes=["cat", "dog"]), setting="data=mine")
     assert told.facts == {"input_shape": [3, 8, 8], "in_features": 192, "num_classes": 2, "out_features": 2}
     assert told.classes == ("cat", "dog")
     assert told.labels is None
@@ -200,7 +200,7 @@ def test_sizes_come_from_the_first_row():
 @pytest.mark.parametrize("name", ["targets", "labels"])
 @pytest.mark.parametrize("values", [[0, 2, 1, 2], torch.tensor([0, 2, 1, 2]), np.array([0, 2, 1, 2], dtype=np.int16)])
 def test_labels_of_a_torchvision_like_set(name, values):
-    told = describe_dataset(Rows((IMAGE, 1), **{name: values}), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, 1), **{name: values}), setting="data=mine")
     assert told.labels.tolist() == [0, 2, 1, 2]
     assert told.labels.dtype == torch.int64
     assert told.facts["num_classes"] == 3
@@ -210,7 +210,7 @@ def test_labels_of_a_torchvision_like_set(name, values):
     "values", [[0, 1], [0.5] * 4, [{"box": 1}] * 4, ["a"] * 4, [[1], [2], [3], [4]], [-1, 0, 1, 2], None]
 )
 def test_labels_of_another_kind_are_ignored(values):
-    told = describe_dataset(Rows((IMAGE, 1), targets=values), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, 1), targets=values), setting="data=mine")
     assert told.labels is None
     assert "num_classes" not in told.facts
 
@@ -219,21 +219,21 @@ def test_labels_of_another_kind_are_ignored(values):
 def test_subset_has_the_facts_of_its_dataset(indices):
     """Subsets as random_split() returns them: without labels, nothing could be stratified or drawn by class."""
     whole = Rows((IMAGE, 1), targets=[0, 1, 0, 2])
-    told = describe_dataset(Subset(Subset(whole, range(4)), indices), asked="data=mine")
+    told = describe_dataset(Subset(Subset(whole, range(4)), indices), setting="data=mine")
     assert told.labels.tolist() == [whole.targets[index] for index in indices]
     assert told.facts["num_classes"] == told.facts["out_features"] == 3
     named = Rows((IMAGE, 1), targets=[0, 1, 0, 2], classes=["a", "b", "c", "d"])
-    assert describe_dataset(Subset(named, indices), asked="data=mine").classes == ("a", "b", "c", "d")
+    assert describe_dataset(Subset(named, indices), setting="data=mine").classes == ("a", "b", "c", "d")
 
 
 def test_float_targets_are_a_regression():
-    told = describe_dataset(Rows((IMAGE, torch.zeros(5))), asked="data=mine")
+    told = describe_dataset(Rows((IMAGE, torch.zeros(5))), setting="data=mine")
     assert (told.facts["num_classes"], told.facts["out_features"]) == (None, 5)
-    assert describe_dataset(Rows((IMAGE, 0.5)), asked="data=mine").facts["out_features"] == 1
+    assert describe_dataset(Rows((IMAGE, 0.5)), setting="data=mine").facts["out_features"] == 1
 
 
 def test_facts_of_dict_rows_are_those_known():
-    assert describe_dataset(Rows({"tokens": torch.zeros(7, dtype=torch.int64)}), asked="data=mine").facts[
+    assert describe_dataset(Rows({"tokens": torch.zeros(7, dtype=torch.int64)}), setting="data=mine").facts[
         "input_shape"
     ] == [7]
 
@@ -245,7 +245,7 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize("dataset", [Stream(), Rows(IMAGE, count=0), Rows((IMAGE, None)), Rows(object())])
 def test_what_a_dataset_must_be(dataset, messages):
-    messages(problems_of(describe_dataset, dataset, asked="data=mine"))
+    messages(problems_of(describe_dataset, dataset, setting="data=mine"))
 
 
 def test_conversion_of_doubles_gives_the_precision():
@@ -281,7 +281,7 @@ def test_collate_fn_of_dataset_joins_its_splits():
     first, second = Streamed(rows, **settings).epoch(0)
     assert first["inputs"].tolist() == [[1, 1, 0], [2, 2, 2], [3, 0, 0], [4, 4, 0]]
     assert second["targets"].tolist() == [1, 0, 1, 0]
-    assert describe_dataset(Ragged(), asked="data").facts["input_shape"] == [1]
+    assert describe_dataset(Ragged(), setting="data").facts["input_shape"] == [1]
 
 
 class Pairs(Dataset):
@@ -295,5 +295,5 @@ class Pairs(Dataset):
 
 
 def test_second_of_two_inputs_is_not_a_target():
-    told = describe_dataset(Pairs(), asked="data")
+    told = describe_dataset(Pairs(), setting="data")
     assert told.facts == {"input_shape": [3], "in_features": 3}  # no fact says that the targets are numbers

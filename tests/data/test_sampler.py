@@ -18,9 +18,9 @@ def source(counts=None):
     return from_arrays(torch.zeros(len(names), 2), names, name="animals")
 
 
-def drawn(asked, labels=None, *, of=None, seed=0, epoch=0):
+def drawn(setting, labels=None, *, of=None, seed=0, epoch=0):
     of = of or source()
-    return sampler_of(asked, of.labels if labels is None else labels, of).order(seed=seed, epoch=epoch)
+    return sampler_of(setting, of.labels if labels is None else labels, of).order(seed=seed, epoch=epoch)
 
 
 def by_hand(labels, weights, *, seed, epoch):
@@ -38,7 +38,7 @@ def by_hand(labels, weights, *, seed, epoch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "weights"),
+    ("setting", "weights"),
     [
         ("balanced", [1, 1, 1]),
         ([0, 1, 3], [0, 1, 3]),
@@ -46,10 +46,10 @@ def by_hand(labels, weights, *, seed, epoch):
         ({"eel": 5, "cat": 1, "dog": 0}, [1, 0, 5]),
     ],
 )
-def test_rows_equal_those_of_a_loop(asked, weights):
+def test_rows_equal_those_of_a_loop(setting, weights):
     labels = source().labels[torch.randperm(1000, generator=generator(1))]
     for seed, epoch in ((0, 0), (3, 2)):
-        assert drawn(asked, labels, seed=seed, epoch=epoch).tolist() == by_hand(
+        assert drawn(setting, labels, seed=seed, epoch=epoch).tolist() == by_hand(
             labels.tolist(), weights, seed=seed, epoch=epoch
         )
 
@@ -65,10 +65,10 @@ def unlikely(counts, expected):
     return float(((counts - expected) ** 2 / expected).sum()) > chi2.ppf(0.999, len(counts) - 1)
 
 
-@pytest.mark.parametrize(("asked", "shares"), [("balanced", [1, 1, 1]), ([1, 2, 7], [1, 2, 7])])
-def test_classes_are_drawn_by_their_shares(asked, shares):
+@pytest.mark.parametrize(("setting", "shares"), [("balanced", [1, 1, 1]), ([1, 2, 7], [1, 2, 7])])
+def test_classes_are_drawn_by_their_shares(setting, shares):
     labels = source().labels
-    rows = torch.cat([drawn(asked, epoch=epoch) for epoch in range(20)])
+    rows = torch.cat([drawn(setting, epoch=epoch) for epoch in range(20)])
     shares = torch.tensor(shares) / sum(shares)
     assert not unlikely(labels[rows].bincount(), 20_000 * shares)
     for which, size in enumerate(COUNTS.values()):
@@ -101,11 +101,11 @@ def test_extreme_draws_choose_a_row(monkeypatch, number, row):
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-@pytest.mark.parametrize("asked", ["balanced", [1, 1, 1]])
-def test_class_without_rows_is_left_out(asked, missing):
+@pytest.mark.parametrize("setting", ["balanced", [1, 1, 1]])
+def test_class_without_rows_is_left_out(setting, missing):
     labels = source().labels
     labels = labels[labels != missing]
-    counts = labels[drawn(asked, labels)].bincount(minlength=3)
+    counts = labels[drawn(setting, labels)].bincount(minlength=3)
     assert counts[missing] == 0 and counts.sum() == len(labels)
     assert not unlikely(counts[counts > 0], torch.tensor(len(labels) / 2))
 
@@ -120,15 +120,15 @@ def test_null_makes_no_sampler():
 
 
 @pytest.mark.parametrize(
-    ("asked", "of"),
+    ("setting", "of"),
     [
         ("balanced", from_arrays(torch.zeros(9, 2), torch.rand(9), name="n")),
         ([1, 2], source()),
         ({"cat": 1, "dgo": 2}, source()),
     ],
 )
-def test_what_can_not_be_drawn(asked, of, messages):
-    messages(problems_of(drawn, asked, of=of))
+def test_what_can_not_be_drawn(setting, of, messages):
+    messages(problems_of(drawn, setting, of=of))
 
 
 def test_weights_only_of_empty_classes_are_refused(messages):
@@ -137,7 +137,7 @@ def test_weights_only_of_empty_classes_are_refused(messages):
 
 
 @pytest.mark.parametrize(
-    ("asked", "counts"),
+    ("setting", "counts"),
     [
         (None, [700, 250, 50]),
         ("balanced", [334, 334, 334]),
@@ -145,6 +145,6 @@ def test_weights_only_of_empty_classes_are_refused(messages):
         ({"dog": 1, "cat": 1, "eel": 2}, [250, 250, 500]),
     ],
 )
-def test_classes_are_counted_as_they_are_drawn(asked, counts):
+def test_classes_are_counted_as_they_are_drawn(setting, counts):
     of = source()
-    assert class_counts(asked, of.labels, of) == counts
+    assert class_counts(setting, of.labels, of) == counts

@@ -333,8 +333,8 @@ def test_positions_have_room_behind_padding_token():
     )
     assert mpnet.model.config.max_position_embeddings == 512, "its positions begin behind token 1"
     config["max_position_embeddings"] = 520
-    asked = external.transformers_model((9,), 3, config=config, vocab_size=257, padding_token=256)
-    assert asked.model.config.max_position_embeddings == 520
+    source = external.transformers_model((9,), 3, config=config, vocab_size=257, padding_token=256)
+    assert source.model.config.max_position_embeddings == 520
 
 
 @needs_transformers

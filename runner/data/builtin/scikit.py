@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import importlib.util
 from dataclasses import dataclass, replace
 from functools import partial
@@ -103,8 +101,5 @@ def scikit(which: Annotated[str, one_of(SETS)], dtype: str = "float32") -> Sourc
 
 
 def _numbers(file: str, *, skip: bool = False) -> np.ndarray:
-    path = shipped(file)
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as stream:
-        lines = stream.read().splitlines()[int(skip) :]
-    rows = list(csv.reader(lines)) if "," in lines[0] else [line.split() for line in lines]
-    return np.array(rows, dtype=np.float64)
+    delimiter = None if file.endswith(".gz") else ","
+    return np.loadtxt(shipped(file), delimiter=delimiter, skiprows=int(skip))

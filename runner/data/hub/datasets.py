@@ -87,13 +87,13 @@ def huggingface(
         length = known.get("context_length", context_length)
         entries = known["entries"] if known else entries_of(tokenizer)
         # one more in a language, for what follows the last token
-        tokens = TextRows(entries, length + (columns.target is None), asked=f"data.tokenizer={tokenizer}")
+        tokens = TextRows(entries, length + (columns.target is None), setting=f"data.tokenizer={tokenizer}")
         if columns.target is None:
             tables = _without_empty(tables, columns, setting)
     elif columns.form == IMAGE and sides is None:
         part = tables["train"].select_columns(list(columns.inputs)).with_format("arrow")[:]
         images = _encoded_images(part, columns.inputs[0])
-        sides = same_size(images, _row_names(range(len(images))), None, asked=setting)
+        sides = same_size(images, _row_names(range(len(images))), None, setting=setting)
     reading = Reading(columns, setting, mode, sides, tokens, dtype)
     shape = reading.row_shape(tables["train"])
     number_bytes = {IMAGE: 1, TEXT: 8}.get(columns.form, np.dtype(dtype).itemsize)
@@ -101,7 +101,7 @@ def huggingface(
     targets, classes = _all_targets(tables, reading, classes=tuple(known.get("classes", ())))
     is_guessed = kind == "auto" and not (known or columns.names)
     if is_guessed and classes and all(re.match(LIKE_A_DATE, one) for one in classes):
-        raise RunnerError(holds_dates(str(columns.target), asked=f"data.target={columns.target}"))
+        raise RunnerError(holds_dates(str(columns.target), setting=f"data.target={columns.target}"))
     notes: tuple[str, ...] = ()
     rows, marks = {}, []
     for name in targets:
@@ -192,7 +192,7 @@ class Reading:
         if self.columns.form == IMAGE:
             images = _encoded_images(part, self.columns.inputs[0])
             names, threads = _row_names(range(len(images)) if rows is None else rows), None if rows is None else 1
-            how: dict[str, Any] = {"mode": self.mode, "size": self.size, "asked": self.setting}
+            how: dict[str, Any] = {"mode": self.mode, "size": self.size, "setting": self.setting}
             return decoded_at_once(images, names, **how, num_threads=threads)
         called = Called(self.setting, f"the columns {', '.join(self.columns.inputs)}")
         return to_floats(self.numbers(part), called, dtype=getattr(torch, self.dtype))

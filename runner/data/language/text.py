@@ -40,12 +40,12 @@ class TextRows:
     entries: the content of a tokenizer.json; None for bytes, with 256 as the padding.
     """
 
-    def __init__(self, entries: str | None, length: int, *, asked: str = "data.tokenizer") -> None:
+    def __init__(self, entries: str | None, length: int, *, setting: str = "data.tokenizer") -> None:
         """Raises: RunnerError for a content that tokenizers can't read."""
         self.entries = None if entries is None else without_references(entries)
         self.length = length
         self._num_texts = self._num_cut = self._longest = 0
-        self._tokenizer = None if entries is None else tokenizer_of(entries, asked=asked)
+        self._tokenizer = None if entries is None else tokenizer_of(entries, setting=setting)
         known: dict[str, int] = {} if self._tokenizer is None else self._tokenizer.get_vocab(with_added_tokens=True)
         count = NUM_BYTES if self._tokenizer is None else max(known.values(), default=0) + 1
         self.padding = next((known[name] for name in PADDING if name in known), count)
@@ -87,16 +87,16 @@ class Characters:
         self._numbers = np.full(NUM_CODE_POINTS, -1, np.int32)
         self._numbers[self._codes] = np.arange(self.size)
 
-    def encode(self, content: bytes, *, asked: str) -> Tokens:
+    def encode(self, content: bytes, *, setting: str) -> Tokens:
         """Raises: RunnerError for a text that is not UTF-8, or has an unknown character, with its position."""
-        text = as_text(content, asked=asked)
+        text = as_text(content, setting=setting)
         found = self._numbers[_code_points(text)]
         if len(found) and found.min() < 0:
             at = int((found < 0).argmax())
             line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
             problem = f"{text[at]!r} in line {line:,}, column {column:,} is not one of the {self.size} characters of the training text"
             fix = "remove it, or train on text that contains it or with `data.tokens=bytes`"
-            raise RunnerError.of(asked, problem, fix)
+            raise RunnerError.of(setting, problem, fix)
         # the smallest type that every device has
         return found.astype(smallest(self.size))
 
@@ -113,7 +113,7 @@ class Bytes:
 
     kind, size, entries = BYTES, NUM_BYTES, None
 
-    def encode(self, content: bytes, *, asked: str) -> Tokens:
+    def encode(self, content: bytes, *, setting: str) -> Tokens:
         return np.frombuffer(content, np.uint8).copy()
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -125,13 +125,13 @@ class Subwords:
 
     kind = TOKENIZER
 
-    def __init__(self, entries: str, *, asked: str = "data.tokens") -> None:
-        self._tokenizer = tokenizer_of(entries, asked=asked)
+    def __init__(self, entries: str, *, setting: str = "data.tokens") -> None:
+        self._tokenizer = tokenizer_of(entries, setting=setting)
         self.entries = without_references(entries)
         self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
 
-    def encode(self, content: bytes, *, asked: str) -> Tokens:
-        text = as_text(content, asked=asked)
+    def encode(self, content: bytes, *, setting: str) -> Tokens:
+        text = as_text(content, setting=setting)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, smallest(self.size))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -150,16 +150,16 @@ def vocabulary(kind: str, entries: Any = None) -> Vocabulary:
     return Bytes() if kind == BYTES else Characters(entries)
 
 
-def new_vocabulary(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = "data.tokens") -> Vocabulary:
+def new_vocabulary(tokens: str, contents: Iterable[bytes], *, setting: str, key: str = "data.tokens") -> Vocabulary:
     """Return the vocabulary that `data.tokens` names; characters are those of the contents. Raises: RunnerError."""
     if tokens == BYTES:
         return Bytes()
     if tokens == CHARACTERS:
         is_there = np.zeros(NUM_CODE_POINTS, bool)
         for content in contents:
-            is_there[_code_points(as_text(content, asked=asked))] = True
+            is_there[_code_points(as_text(content, setting=setting))] = True
         return Characters([chr(code) for code in np.flatnonzero(is_there)])
-    return Subwords(_content_of(tokens, KINDS, key=key), asked=f"{key}={tokens}")
+    return Subwords(_content_of(tokens, KINDS, key=key), setting=f"{key}={tokens}")
 
 
 def entries_of(tokenizer: str) -> str | None:
@@ -182,14 +182,14 @@ def _content_of(name: str, kinds: Sequence[str], *, key: str) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
-def as_text(content: bytes, *, asked: str) -> str:
+def as_text(content: bytes, *, setting: str) -> str:
     """Decode UTF-8. Raises: RunnerError with the position of the first other byte."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"the file is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
-        raise RunnerError.of(asked, problem, "save the file as UTF-8, or use `data.tokens=bytes`") from None
+        raise RunnerError.of(setting, problem, "save the file as UTF-8, or use `data.tokens=bytes`") from None
 
 
 def smallest(size: int) -> type[np.uint8] | type[np.int16] | type[np.int32]:
@@ -200,19 +200,19 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), "<u4")
 
 
-def tokenizer_of(content: str, *, asked: str) -> Any:
+def tokenizer_of(content: str, *, setting: str) -> Any:
     """Return the tokenizer of a tokenizer.json's content; it neither cuts nor pads. Raises: RunnerError."""
     try:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:
         problem = "reading a `tokenizer.json` needs a package that is not installed"
-        raise not_installed(asked, problem, "text") from None
+        raise not_installed(setting, problem, "text") from None
     try:
         json.loads(content)
         found = Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exceptions
         problem = f"the file is not a `tokenizer.json`: {first_line(error)}"
-        raise RunnerError.of(asked, problem, "use a file saved by tokenizers or transformers") from None
+        raise RunnerError.of(setting, problem, "use a file saved by tokenizers or transformers") from None
     found.no_truncation()
     found.no_padding()
     return found
@@ -300,10 +300,10 @@ def text(
     contents = [file.read_bytes() for file in files]
     shown = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     if like is None:
-        found = new_vocabulary(tokens, contents, asked=f"data.path={shown}")
+        found = new_vocabulary(tokens, contents, setting=f"data.path={shown}")
     else:
         found, context_length = vocabulary(like["tokens"], like["entries"]), like["context_length"]
-    parts = [found.encode(content, asked=f"data.path={file}") for file, content in zip(files, contents, strict=True)]
+    parts = [found.encode(content, setting=f"data.path={file}") for file, content in zip(files, contents, strict=True)]
     numbers = np.concatenate(parts)
     check_windows(context_length, num_tokens=len(numbers), path=shown)
     unit = found.kind if found.kind != "tokenizer" else f"tokens of {found.size:,} kinds"
@@ -326,10 +326,10 @@ def find_files(path: str | Sequence[str], *, key: str, most: int | None = None) 
         hits = [file] if file.is_file() else [Path(hit) for hit in sorted(glob.glob(str(file), recursive=True))]  # noqa: PTH207 - Path.glob raises ValueError for some names
         hits = [hit for hit in hits if hit.is_file()]
         if not hits:
-            asked = f"{key}={name}"
+            setting = f"{key}={name}"
             if file.is_dir():
-                raise RunnerError.suggest(asked, f"`{file}` is a directory", [f"{key}={file / '*.txt'}"])
-            raise RunnerError(no_such_file(asked, file, key, Path.is_file, f"use `{key}=FILE` with a text file"))
+                raise RunnerError.suggest(setting, f"`{file}` is a directory", [f"{key}={file / '*.txt'}"])
+            raise RunnerError(no_such_file(setting, file, key, Path.is_file, f"use `{key}=FILE` with a text file"))
         files += [hit for hit in hits if hit not in files]
     if not files or (most is not None and len(files) > most):
         problem = f"the pattern matches {len(files)} files"

@@ -63,15 +63,6 @@ def read_note(file: Path) -> TokenNote | None:
         return None
 
 
-def write_note(
-    file: Path, dtype: str, greatest: tuple[int, int], reader: dict[str, Any], bytes_per_token: float
-) -> None:
-    """Write FILE.json of a file that is complete."""
-    state = file.stat()
-    note = TokenNote(state.st_size, state.st_mtime_ns, dtype, *greatest, reader, bytes_per_token)
-    file.with_name(f"{file.name}.json").write_text(json.dumps(asdict(note)) + "\n")
-
-
 def mapped(file: Path, dtype: str) -> NDArray[Any]:
     if file.suffix == ".npy":
         tokens: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -253,22 +244,23 @@ def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes
         )
     texts = list(texts) if tokenizer == CHARACTERS else texts
     contents = (text.encode() for text in texts) if isinstance(texts, list) else ()
-    words = new_vocabulary(tokenizer, contents, asked=f"path={path}", key="tokenizer")
+    words = new_vocabulary(tokenizer, contents, setting=f"path={path}", key="tokenizer")
     dtype = np.dtype("<u2" if words.size <= 2**16 else "<u4")
     num_tokens = num_bytes = 0
     greatest = (-1, 0)
     with file.open("wb") as stream:
         for text in texts:
             content = text.encode()
-            numbers = words.encode(content, asked=f"path={path}")
+            numbers = words.encode(content, setting=f"path={path}")
             if len(numbers) and (most := int(numbers.max())) > greatest[0]:
                 greatest = most, num_tokens + int(numbers.argmax())
             stream.write(numbers.astype(dtype).tobytes())
             num_tokens, num_bytes = num_tokens + len(numbers), num_bytes + len(content)
     if not num_tokens:
         raise RunnerError.of(f"path={path}", "the texts have no tokens", "use texts that are not empty")
-    node = {"tokens": words.kind, "entries": words.entries}
-    write_note(file, dtype.name, greatest, node, num_bytes / num_tokens)
+    state, node = file.stat(), {"tokens": words.kind, "entries": words.entries}
+    note = TokenNote(state.st_size, state.st_mtime_ns, dtype.name, *greatest, node, num_bytes / num_tokens)
+    file.with_name(f"{file.name}.json").write_text(json.dumps(asdict(note)) + "\n")
     return num_tokens
 
 
@@ -298,14 +290,14 @@ class TextReader:
             problem = "the run's tokens have no tokenizer, so text can't be read"
             raise RunnerError.of(f"--input {path}", problem, "use a token file, or a run with `data.tokenizer=...`")
         (file,) = find_files(path, key="--input", most=1)
-        numbers = self._vocabulary.encode(file.read_bytes(), asked=f"--input {path}")
+        numbers = self._vocabulary.encode(file.read_bytes(), setting=f"--input {path}")
         if not len(numbers):
             raise RunnerError.of(f"--input {path}", f"`{path}` is empty", "use a file with text")
         return rows_of(numbers, self.context_length)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
         file = TokenFile(path, None if path.endswith(".npy") else self._dtype, key="--input")
-        _vocab_size(self.vocab_size, file.greatest(), None, asked=f"--input {path}")
+        _vocab_size(self.vocab_size, file.greatest(), None, setting=f"--input {path}")
         numbers, length = file.tokens, self.context_length
         size = max(1, TOKENS_A_BLOCK // length) * length
         starts = range(0, max(1, len(numbers) - length + 1), size)
@@ -317,7 +309,7 @@ class TextReader:
         shown = f"the text {text if len(text) <= 40 else f'{text[:40]}...'!r}"
         if self._vocabulary is None:
             raise RunnerError.of(shown, "the run's tokens have no tokenizer", "use a run with `data.tokenizer=...`")
-        return [int(number) for number in self._vocabulary.encode(text.encode(), asked=shown)]
+        return [int(number) for number in self._vocabulary.encode(text.encode(), setting=shown)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text; the numbers if no vocabulary is known."""
@@ -342,18 +334,20 @@ def _vocabulary(note: TokenNote | None, tokenizer: str | None) -> Vocabulary | N
         fix = "use `data.tokenizer=null` with a file of `write_tokens(..., 'characters')`, which contains them"
         raise RunnerError.of(f"data.tokenizer={tokenizer}", problem, fix)
     if tokenizer is not None:
-        return new_vocabulary(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
+        return new_vocabulary(tokenizer, (), setting=f"data.tokenizer={tokenizer}", key="data.tokenizer")
     return vocabulary(note.reader["tokens"], note.reader["entries"]) if note else None
 
 
-def _vocab_size(vocab_size: int | None, greatest: tuple[int, int], words: Vocabulary | None, *, asked: str = "") -> int:
+def _vocab_size(
+    vocab_size: int | None, greatest: tuple[int, int], words: Vocabulary | None, *, setting: str = ""
+) -> int:
     token, position = greatest
     size = vocab_size or max(token + 1, words.size if words else 0)
     if token >= min(size, MAX_TOKENS):
         problem = f"token {token:,} at position {position:,} is not below {min(size, MAX_TOKENS):,}"
         fits = f"use `data.vocab_size={token + 1}`, or " if token < MAX_TOKENS else "use "
         fix = f"{fits}the `data.dtype` the file was written with"
-        raise RunnerError.of(asked or f"data.vocab_size={size}", problem, fix)
+        raise RunnerError.of(setting or f"data.vocab_size={size}", problem, fix)
     return size
 
 

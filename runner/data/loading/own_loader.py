@@ -35,7 +35,7 @@ class OwnLoader(IterableDataset[Any]):
     Without a length it has one batch until lasts() is called.
     """
 
-    def __init__(self, loader: DataLoader[Any] | IterableDataset[Any], *, asked: str) -> None:
+    def __init__(self, loader: DataLoader[Any] | IterableDataset[Any], *, setting: str) -> None:
         """Raises: RunnerError for one without rows."""
         self._loader = loader if isinstance(loader, DataLoader) else None
         self.dataset: Any = loader if self._loader is None else self._loader.dataset
@@ -50,7 +50,7 @@ class OwnLoader(IterableDataset[Any]):
         except (TypeError, NotImplementedError):
             self.has_length = False
         if self._length < 1:
-            raise RunnerError.of(asked, f"`{self.name}` has no rows", "return at least one row")
+            raise RunnerError.of(setting, f"`{self.name}` has no rows", "return at least one row")
 
     @property
     def name(self) -> str:
@@ -72,11 +72,11 @@ class OwnLoader(IterableDataset[Any]):
         """Set the length of an epoch of a loader without one; where the loader ends, it begins again."""
         self._length = num_batches if self.is_loader else num_batches * batch_size
 
-    def no_length(self, asked: str, *, or_steps: bool) -> Problem:
+    def no_length(self, setting: str, *, or_steps: bool) -> Problem:
         """Return the error of a missing length. or_steps: `train.num_steps` would be enough."""
         steps = "use `train.num_steps=1000`, which is then one epoch, or " if or_steps else ""
         problem = f"`{self.name}` has no length, and an epoch is as long as its data"
-        return Problem(asked, problem, f"{steps}define `__len__` in `{self.name}`: the number of rows of an epoch")
+        return Problem(setting, problem, f"{steps}define `__len__` in `{self.name}`: the number of rows of an epoch")
 
     def __len__(self) -> int:
         """Return the rows of an epoch; of a batch sampler with its own sizes, those of its dataset."""

@@ -81,7 +81,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
     tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*categorical, *targets], complete=complete)
     if tallies[targets[0]].rows == 0:
         problem = f"all {num_left_out:,} rows lack the target" if num_left_out else f"`{files[0].name}` has no rows"
-        raise RunnerError.of(files[0].asked, problem, "use a file with rows below the column names")
+        raise RunnerError.of(files[0].setting, problem, "use a file with rows below the column names")
     problems: list[Problem] = []
     notes: list[str] = []
     try:
@@ -106,7 +106,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
             continue
         if not kind:
             problem = f"column {name!r} of {files[0].name} has no value in any of its {tally.rows:,} rows"
-            problems.append(Problem.suggest(files[0].asked, problem, [f"data.drop=[{name}]"]))
+            problems.append(Problem.suggest(files[0].setting, problem, [f"data.drop=[{name}]"]))
             continue
         if kind == "category" and name not in categorical:
             most = max(settings.max_categories, tally.present / 2)
@@ -145,7 +145,7 @@ def choose(files: Sequence[TableFile], names: Sequence[str], settings: ColumnSet
 def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
     """Return the target, and the reason for its kind. Raises: RunnerError if it is constant, missing or of another kind."""
     names = tuple(tally.name for tally in tallies)
-    asked = f"data.target={names[0] if len(names) == 1 else '[' + ','.join(names) + ']'}"
+    setting = f"data.target={names[0] if len(names) == 1 else '[' + ','.join(names) + ']'}"
     for tally in tallies:
         if tally.first_missing is not None:
             num_missing = tally.rows - tally.present
@@ -153,16 +153,16 @@ def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
         if len(tally.texts) == 1:
             value = next(iter(tally.texts))
             problem = f"column {tally.name!r} is {value!r} in all {tally.rows:,} rows, so there is nothing to learn"
-            raise RunnerError.of(asked, problem, "use another column as `data.target`, or add rows with other values")
+            raise RunnerError.of(setting, problem, "use another column as `data.target`, or add rows with other values")
     if kind != "classification" and (dates := [tally.name for tally in tallies if tally.nums["date"] == tally.rows]):
-        raise RunnerError(holds_dates(dates[0], asked=asked, is_single=len(tallies) == 1))
+        raise RunnerError(holds_dates(dates[0], setting=setting, is_single=len(tallies) == 1))
     chosen, reason = (kind, "as asked") if kind != "auto" else _guess(tallies)  # words: ok (a note that users know)
     if chosen != "classification":
         return TableTarget(names, chosen), f"{chosen}, {reason}"
     if len(tallies) > 1:
         problem = "`data.target` names several columns, and a class is one value per row"
         fix = "name one column in `data.target`, or use `data.kind=multilabel`"
-        raise RunnerError.of(f"data.kind=classification {asked}", problem, fix)
+        raise RunnerError.of(f"data.kind=classification {setting}", problem, fix)
     if tallies[0].is_cut:
         problem = f"column {names[0]!r} has more than 100,000 different values"
         raise RunnerError.suggest("data.kind=classification", problem, ["data.kind=regression"])
@@ -170,12 +170,12 @@ def find_target(tallies: Sequence[Tally], kind: str) -> tuple[TableTarget, str]:
     return TableTarget(names, chosen, classes), f"{len(classes)} classes, {reason}"
 
 
-def holds_dates(name: str, *, asked: str, is_single: bool = True) -> Problem:
+def holds_dates(name: str, *, setting: str, is_single: bool = True) -> Problem:
     """Return the error of a target of dates that `data.kind` doesn't call classes."""
     fix = "use another column as `data.target`, or numbers instead of dates"
     if is_single:
         fix += ", or `data.kind=classification` for one class per date"
-    return Problem(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
+    return Problem(setting, f"column {name!r} holds dates, and a target is classes or numbers", fix)
 
 
 def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
@@ -235,7 +235,7 @@ def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Prob
 def _no_columns(targets: Sequence[str], keys: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> Problem:
     problem = f"no input column is left next to {', '.join(targets)}"
     if not keys:
-        return Problem(file.asked, f"{problem}: the table has no other column", "use another column as `data.target`")
+        return Problem(file.setting, f"{problem}: the table has no other column", "use another column as `data.target`")
     problem += f": {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} left out, because nearly all the texts differ"
     name, texts = keys[0], _first_texts(tallies[keys[0]])
     ways = suggested(texts) or [f"data.categorical=[{name}]"]
@@ -244,7 +244,7 @@ def _no_columns(targets: Sequence[str], keys: Sequence[str], tallies: Mapping[st
         if file.path.suffix not in (".csv", ".tsv", ".parquet", ".arrow"):  # its library does not know the ending
             where = f"data.path={'csv' if file.is_csv else 'parquet'} {as_typed('data.data_files', file.path)}"
         ways = [f"data=huggingface {where} data.inputs={name} data.target={targets[0]} model=transformer"]
-    return Problem.suggest(file.asked, problem, ways)
+    return Problem.suggest(file.setting, problem, ways)
 
 
 def _header_note(names: Sequence[str], file: TableFile) -> list[str]:
@@ -265,8 +265,8 @@ def _check_date_format(tallies: Mapping[str, Tally], file: TableFile) -> None:
         return
     ways = next((found for tally in tallies.values() if (found := suggested(_first_texts(tally)))), None)
     problem = f"no column of `{file.name}` has dates in this format"
-    asked = f"data.date_format={file.form.date_format[0]}"
-    raise RunnerError.suggest(asked, problem, ways or ["data.date_format=null"])
+    setting = f"data.date_format={file.form.date_format[0]}"
+    raise RunnerError.suggest(setting, problem, ways or ["data.date_format=null"])
 
 
 def _first_texts(tally: Tally) -> list[str]:

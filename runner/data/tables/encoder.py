@@ -181,7 +181,7 @@ class Place:
         is_finite = isinstance(bad.value, int | float | str) and largest < abs(_number(bad.value)) < float("inf")
         holds = f"float32, in which models compute, ends at {largest:.1e}" if is_finite else f"the column holds {holds}"
         values = [(self, bad.row, bad.value), *((self, row, value) for row, value in bad.others)]
-        return RunnerError.suggest(self.file.asked, f"{list_values(name, values)}, and {holds}", ways, otherwise)
+        return RunnerError.suggest(self.file.setting, f"{list_values(name, values)}, and {holds}", ways, otherwise)
 
 
 class Encoder:
@@ -257,7 +257,7 @@ def encode_target(target: TableTarget, values: Sequence[Any], place: Place, dtyp
         problem = f"{place.of(row)}, column {target.names[0]!r}, is {values[0][row].as_py()!r}"
         fix = f"add rows of this class to the training table (it has {', '.join(target.classes[:10])})"
         problem, fix = f"{problem}, a class that the training table lacks", f"{fix}, or remove that line"
-        raise RunnerError.of(place.file.asked, problem, fix)
+        raise RunnerError.of(place.file.setting, problem, fix)
     return codes.astype(np.int64)
 
 
@@ -311,7 +311,7 @@ def check_names(wanted: Sequence[str], file: AnyTable) -> None:
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
         problem = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
         fix = "use a file with the columns that the model was trained on, in any order"
-        raise RunnerError.of(file.asked, problem, fix, code="unknown-option")
+        raise RunnerError.of(file.setting, problem, fix, code="unknown-option")
 
 
 def missing_value(name: str, place: Place, row: int) -> Problem:
@@ -323,7 +323,7 @@ def missing_target(name: str, place: Place, row: int, *, count: int = 1) -> Prob
     also = f"; so are {count - 1:,} more" if count > 1 else ""
     problem = f"{place.of(row)}, column {name!r}, is missing, and it is the target{also}"
     fix = "use `data.drop_missing_targets=true` to leave out rows without a target, or another column as `data.target`"
-    return Problem(place.file.asked, problem, fix)
+    return Problem(place.file.setting, problem, fix)
 
 
 def _tidy(values: Any, name: str, file: AnyTable) -> Any:
@@ -331,7 +331,7 @@ def _tidy(values: Any, name: str, file: AnyTable) -> Any:
         return file.form.tidied(values)
     except UnknownType as error:
         problem = f"column {name!r} of `{file.name}` has values of type {error}, not numbers, texts, dates or booleans"
-        raise RunnerError.suggest(file.asked, problem, [f"data.drop=[{name}]"]) from None
+        raise RunnerError.suggest(file.setting, problem, [f"data.drop=[{name}]"]) from None
 
 
 def _number(value: Any) -> float:

@@ -35,10 +35,10 @@ INDEX = ("", "__index_level_0__")
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file. Its rows are counted from 0, its lines from 1; `asked` is its setting, for messages."""
+    """A file. Its rows are counted from 0, its lines from 1; `setting` is what the user typed, for messages."""
 
     path: Path
-    asked: str
+    setting: str
     form: Form = Form()
 
     @property
@@ -64,7 +64,7 @@ class TableFile:
         if twice := min((name for name in named if named.count(name) > 1), default=None):
             problem = f"`{self.name}` has {named.count(twice)} columns called {twice!r}"
             fix = "rename the columns, or use `data.header=false` if the first line is a row"
-            raise RunnerError.of(self.asked, problem, fix)
+            raise RunnerError.of(self.setting, problem, fix)
         return named
 
     def header(self) -> list[str]:
@@ -72,7 +72,7 @@ class TableFile:
         for names, _ in self._records():
             return [name.strip() if self.form.header else f"c{index}" for index, name in enumerate(names)]
         fix = "use a file with a line of column names and rows below it"
-        raise RunnerError.of(self.asked, f"`{self.name}` is empty", fix)
+        raise RunnerError.of(self.setting, f"`{self.name}` is empty", fix)
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
         """Yield Arrow record batches of these columns, in this order, from a few MiB of memory. Raises: RunnerError."""
@@ -154,7 +154,7 @@ class TableFile:
                         f"`{self.name}`, line {line}, has {len(values)} values, and the header names {width} columns"
                     )
                     fix = "correct that line; a value that contains the separator needs quotes"
-                    return Problem(self.asked, problem, fix)
+                    return Problem(self.setting, problem, fix)
         except RunnerError as error:
             return error.problems[0]
         except (OSError, EOFError) as error:
@@ -163,7 +163,7 @@ class TableFile:
 
     def _not_a_table(self, error: Exception) -> Problem:
         problem = f"`{self.name}` can't be read as a table: {first_line(error)}"
-        return Problem(self.asked, problem, "use a complete CSV file in UTF-8, whose lines end with a line feed")
+        return Problem(self.setting, problem, "use a complete CSV file in UTF-8, whose lines end with a line feed")
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
@@ -173,7 +173,7 @@ class TableFile:
                 yield self._decoded(stream)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             problem = f"`{self.name}` is not a complete gzip file: {error}"
-            raise RunnerError.of(self.asked, problem, "compress the file again") from None
+            raise RunnerError.of(self.setting, problem, "compress the file again") from None
         except csv.Error as error:
             raise RunnerError(self._not_a_table(error)) from None
         except PermissionError:
@@ -191,7 +191,7 @@ class TableFile:
                 byte = raw[error.start : error.start + 1]
                 problem = f"`{self.name}`, line {number}, contains {byte!r}: the file is {kind}"
                 fix = f"run `iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 {self.name} > utf8.csv`"
-                raise RunnerError.of(self.asked, problem, fix) from None
+                raise RunnerError.of(self.setting, problem, fix) from None
 
     @contextmanager
     def _arrow(self) -> Iterator[Any]:
@@ -213,10 +213,10 @@ class TableFile:
         except (pa.ArrowException, OSError) as error:
             problem = f"`{self.name}` is not a complete {kind} file: {first_line(error)}"
             fix = f"use a file written as {kind}, or give the file the ending of its format"
-            raise RunnerError.of(self.asked, problem, fix) from None
+            raise RunnerError.of(self.setting, problem, fix) from None
 
     def _no_permission(self) -> RunnerError:
-        return RunnerError.of(self.asked, f"no permission to read `{self.name}`", f"run `chmod u+r {self.path}`")
+        return RunnerError.of(self.setting, f"no permission to read `{self.name}`", f"run `chmod u+r {self.path}`")
 
 
 def _record_batches(file: Any, wanted: list[str]) -> Iterator[Any]:
@@ -230,7 +230,7 @@ class TableFrame:
     """A pandas DataFrame, with the methods of a TableFile that an Encoder needs."""
 
     frame: Any
-    asked: str
+    setting: str
     form: Form = Form()
     name: str = "the DataFrame"
 
@@ -265,24 +265,24 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
     """Return the files of `path`, by name: a file, a list, a glob, or a directory of parts. Raises: RunnerError."""
     if not isinstance(path, str | Path):
         return [file for item in path for file in table_files(item, key=key, form=form)]
-    asked = f"{key}={path}"
+    setting = f"{key}={path}"
     place = Path(path).expanduser()
     pattern = str(place / "**") if place.is_dir() else str(place)
     hits = [place] if place.is_file() else map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
     paths = sorted(item for item in hits if item.is_file() and (is_table(item) or not place.is_dir()))
     if not paths and place.is_dir():
         problem = f"`{place}` has no tables (files that end in {', '.join(ENDINGS)})"
-        raise RunnerError.of(asked, problem, f"use `{key}=FILE.csv`")
+        raise RunnerError.of(setting, problem, f"use `{key}=FILE.csv`")
     if not paths and glob.has_magic(pattern):
         fix = f"use `{key}='DIRECTORY/*.parquet'`, relative to the current directory"
-        raise RunnerError.of(asked, "no file matches the pattern", fix)
+        raise RunnerError.of(setting, "no file matches the pattern", fix)
     if not paths:
         fix = f"use `{key}=FILE.csv` or `{key}=FILE.parquet`"
-        raise RunnerError(no_such_file(asked, place, key, is_table, fix))
+        raise RunnerError(no_such_file(setting, place, key, is_table, fix))
     if other := [item for item in paths if not is_table(item)]:
         problem = f"`{other[0].name}` is not a table; files that end in {', '.join(ENDINGS)} are read"
-        raise RunnerError.of(asked, problem, "save the table as CSV or Parquet")
-    files = [TableFile(item, asked, form or Form()) for item in paths]
+        raise RunnerError.of(setting, problem, "save the table as CSV or Parquet")
+    files = [TableFile(item, setting, form or Form()) for item in paths]
     if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
         problem = f"`{named[0].name}` has column names, as every file of its format"
         raise RunnerError.suggest("data.header=false", problem, ["data.header=true"])
@@ -298,7 +298,7 @@ def shared_names(files: Sequence[TableFile]) -> list[str]:
             lacks, more = [n for n in names if n not in there], [n for n in there if n not in names]
             what = f"lacks the columns {', '.join(lacks[:5])}" if lacks else f"has more columns: {', '.join(more[:5])}"
             problem = f"`{file.name}` {what}, unlike `{files[0].name}`"
-            raise RunnerError.of(file.asked, problem, "use files with the same columns")
+            raise RunnerError.of(file.setting, problem, "use files with the same columns")
     return names
 
 

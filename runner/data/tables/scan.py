@@ -174,13 +174,13 @@ class Tally:
 
     def _mixture(self, kind: str, ways: Sequence[str]) -> RunnerError:
         odd = self.odd[kind]
-        asked, value = odd[0][0].file.asked, odd[0][2]
+        setting, value = odd[0][0].file.setting, odd[0][2]
         if forms := cells.suggested(self.texts):
             written = "decimal commas" if "decimal" in forms[0] else "dates"
-            return RunnerError.suggest(asked, f"column {self.name!r} has {written}, e.g., {value!r}", forms)
+            return RunnerError.suggest(setting, f"column {self.name!r} has {written}, e.g., {value!r}", forms)
         num = self.present - self.nums[kind] if kind == "number" else 0
         problem = f"{list_values(self.name, odd, num)}, and most values of the column are {kind}s"
-        return RunnerError.suggest(asked, problem, [*_missing_marks(odd), *ways])
+        return RunnerError.suggest(setting, problem, [*_missing_marks(odd), *ways])
 
 
 def scan(

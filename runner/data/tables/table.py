@@ -95,7 +95,7 @@ def gathered(chunks: Chunks, *, num_rows: int | None = None, num_floats: int, dt
     return torch.from_numpy(inputs), torch.from_numpy(np.concatenate(targets)) if targets else torch.empty(0)
 
 
-def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_bytes: int, asked: str) -> MappedRows:
+def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_bytes: int, setting: str) -> MappedRows:
     """Return the rows in a file of the cache. The first process that needs them writes it, the others wait.
 
     key: a name for the rows' files and settings. plan: what remembered_plan() returns from then on. Raises: RunnerError.
@@ -114,7 +114,7 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
     except OSError as error:
         problem = f"the table doesn't fit into memory, and its rows can't be written to {folder.parent}: {error}"
         fix = f"set `{CACHE_VARIABLE}` to a directory on a disk with free space"
-        raise RunnerError.of(asked, problem, fix) from error
+        raise RunnerError.of(setting, problem, fix) from error
     return MappedRows(folder)
 
 
@@ -269,10 +269,10 @@ def _rows(
     fits, reason = (in_memory, "as asked") if in_memory != "auto" else fits_in_memory(num_bytes)  # words: ok
     chunks = partial(_chunks, files, chosen, complete=complete)
     if not fits:
-        rows = mapped(key, chunks, plan=chosen.node(), num_bytes=num_bytes, asked=files[0].asked)
+        rows = mapped(key, chunks, plan=chosen.node(), num_bytes=num_bytes, setting=files[0].setting)
         return rows, f"mapped from {rows.folder} ({reason})"
     inputs, targets = gathered(chunks(), num_rows=num_rows, num_floats=num_floats, dtype=dtype)
-    _check_rows(inputs, files[0].name, files[0].asked)
+    _check_rows(inputs, files[0].name, files[0].setting)
     return (inputs, targets), f"in memory ({reason})"
 
 

@@ -138,7 +138,7 @@ class ImageFiles(BatchDataset):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         files = [self.files[index] for index in indices]
-        how: dict[str, Any] = {"mode": self.mode, "size": self.size, "asked": f"data.path={self.root}"}
+        how: dict[str, Any] = {"mode": self.mode, "size": self.size, "setting": f"data.path={self.root}"}
         return decoded_at_once(files, files, **how, num_threads=1), self.targets[torch.tensor(indices)]
 
 
@@ -148,7 +148,7 @@ def decoded_at_once(
     *,
     mode: str,
     size: Sequence[int] | None,
-    asked: str,
+    setting: str,
     num_threads: int | None = None,
 ) -> Tensor:
     """Return (N, C, H, W) uint8. size: (H, W); None if all have one size. num_threads: None for one per CPU.
@@ -165,8 +165,8 @@ def decoded_at_once(
             images[index] = pixels
         return pixels.shape[1], pixels.shape[2]
 
-    sizes = each(read, names, asked=asked, num_threads=num_threads)
-    check_same(sizes, names=names, asked=asked)
+    sizes = each(read, names, setting=setting, num_threads=num_threads)
+    check_same(sizes, names=names, setting=setting)
     return images
 
 
@@ -178,7 +178,7 @@ def first_size(encoded: Sequence[Encoded]) -> tuple[int, int]:
     return 1, 1
 
 
-def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked: str) -> tuple[int, int]:
+def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], setting: str) -> tuple[int, int]:
     """Return the size of all images. Raises: RunnerError if they differ."""
     (most, count), *others = Counter(sizes).most_common()
     if others:
@@ -187,11 +187,11 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
             f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
             f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
         )
-        raise RunnerError.suggest(asked, problem, [f"data.size={min(most)}", f"data.size=[{most[0]},{most[1]}]"])
+        raise RunnerError.suggest(setting, problem, [f"data.size={min(most)}", f"data.size=[{most[0]},{most[1]}]"])
     return most
 
 
-def each(read: Callable[[int], T], names: Sequence[str], *, asked: str, num_threads: int | None = None) -> list[T]:
+def each(read: Callable[[int], T], names: Sequence[str], *, setting: str, num_threads: int | None = None) -> list[T]:
     """Return `read(index)` of each image, computed by threads. Raises: RunnerError with the names of all ValueErrors."""
 
     def read_block(start: int) -> list[T | ValueError]:
@@ -211,16 +211,16 @@ def each(read: Callable[[int], T], names: Sequence[str], *, asked: str, num_thre
         of_a_batch = " of a batch" if num_threads == 1 else ""
         problem = f"{len(broken):,} of {len(names):,} images{of_a_batch} can't be used:"
         problem = "\n".join([problem, *broken[:MAX_NAMED], *more])
-        raise RunnerError.of(asked, problem, "replace these files, or remove them")
+        raise RunnerError.of(setting, problem, "replace these files, or remove them")
     return cast(list[T], results)
 
 
 def same_size(
-    encoded: Sequence[Encoded], names: Sequence[str], size: tuple[int, int] | None, *, asked: str
+    encoded: Sequence[Encoded], names: Sequence[str], size: tuple[int, int] | None, *, setting: str
 ) -> tuple[int, int]:
     """Return `size`, or the one of all images. Reads their headers. Raises: RunnerError for unreadable or different ones."""
-    sizes = each(lambda index: size_of(encoded[index]), names, asked=asked)
-    return size or check_same(sizes, names=names, asked=asked)
+    sizes = each(lambda index: size_of(encoded[index]), names, setting=setting)
+    return size or check_same(sizes, names=names, setting=setting)
 
 
 def is_decoded_once(decode: str, *, num_bytes: int) -> tuple[bool, str]:

@@ -174,12 +174,12 @@ def images(
     once, reason = is_decoded_once(decode, num_bytes=num_bytes)
     rows: dict[str, Any]
     if once:
-        pixels = decoded_at_once(files, names, mode=mode, size=sides, asked=setting)
+        pixels = decoded_at_once(files, names, mode=mode, size=sides, setting=setting)
         shape = list(pixels.shape[1:])
         parts = zip(found, pixels.split([len(part.files) for part in found.values()]), strict=True)
         rows = {name: (some, found[name].labels) for name, some in parts}
     else:
-        sides = same_size(files, names, sides, asked=setting)
+        sides = same_size(files, names, sides, setting=setting)
         shape = [CHANNELS[mode], *sides]
         read = partial(ImageFiles, classes=classes, size=sides, mode=mode)
         rows = {name: read(part.files, part.labels, root=part.root) for name, part in found.items()}
@@ -243,7 +243,7 @@ def read_images(
     files, sides = named_images(path), sides_of(size)
 
     def read(part: list[Path]) -> Tensor:
-        return decoded_at_once(part, [str(file) for file in part], mode=mode, size=sides, asked=f"the images {path}")
+        return decoded_at_once(part, [str(file) for file in part], mode=mode, size=sides, setting=f"the images {path}")
 
     return (read(files[start : start + BLOCK]) for start in range(0, len(files), BLOCK))
 

@@ -3,6 +3,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from waiting import LONGEST
 
 from runner.config.instantiate import build
-from runner.data.language.tokens import tokens, write_note, write_tokens
+from runner.data.language.tokens import TokenNote, tokens, write_tokens
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -102,7 +103,9 @@ def test_wrong_dtype_keeps_the_vocabulary(tmp_path):
 def test_copy_is_read_as_it_was_written(tmp_path):
     path, numbers = tmp_path / "a.bin", [*range(9), 70_000]
     path.write_bytes(np.array(numbers, "<u4").tobytes())
-    write_note(path, "uint32", (80_000, 9), {"tokens": "characters", "entries": "abc"}, 1.5)
+    state, node = path.stat(), {"tokens": "characters", "entries": "abc"}
+    note = TokenNote(state.st_size, state.st_mtime_ns, "uint32", 80_000, 9, node, 1.5)
+    Path(f"{path}.json").write_text(json.dumps(asdict(note)))
     assert tokens(str(path), context_length=4).facts["vocab_size"] == 80_001, "no pass over the file"
     os.utime(path, ns=(5, 5))
     source = tokens(str(path), context_length=4, windows="sequential")

@@ -33,7 +33,7 @@ def own_collate(rows):
 
 
 def served(dataset, **settings):
-    return Served(OwnLoader(DataLoader(dataset, **settings), asked="data=mine"), batch_size=1, device=CPU, seed=0)
+    return Served(OwnLoader(DataLoader(dataset, **settings), setting="data=mine"), batch_size=1, device=CPU, seed=0)
 
 
 def rows_of(batches):

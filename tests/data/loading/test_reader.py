@@ -103,8 +103,8 @@ def test_dataset_that_cannot_be_pickled_is_refused(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     command = [sys.executable, "-W", "error", str(tmp_path / "mine.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    so, asked, write = done.stdout.strip().splitlines()
-    assert asked == "  --> data.num_workers=1"
+    so, setting, write = done.stdout.strip().splitlines()
+    assert setting == "  --> data.num_workers=1"
     assert "make.<locals>.Local" in so
     assert "use `data.num_workers=0`, or a Dataset without lambdas" in write
     assert "Got pickle error" not in done.stderr

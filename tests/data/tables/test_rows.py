@@ -124,11 +124,12 @@ def test_a_disk_without_room(monkeypatch, folder, messages):
 
 
 @pytest.mark.parametrize(
-    ("left", "asked", "fits"), [(10**9, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)]
+    ("left", "setting", "fits"),
+    [(10**9, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)],
 )
-def test_memory_decides(left, asked, fits, monkeypatch):
+def test_memory_decides(left, setting, fits, monkeypatch):
     monkeypatch.setattr(host_memory, "memory_left", lambda: (left, "free"))
-    assert isinstance(table("t.csv", in_memory=asked).rows, tuple) is fits
+    assert isinstance(table("t.csv", in_memory=setting).rows, tuple) is fits
 
 
 @pytest.mark.parametrize(("target", "num_bytes"), [("c", 30 * 3 * 4), ("x", 30 * 2 * 4)])
@@ -136,10 +137,10 @@ def test_size_of_row_counts_its_numbers(folder, monkeypatch, target, num_bytes):
     """A class is one number, for any number of classes."""
     rows = "".join(f"{row}.5,{row}\n" for row in range(30))
     (folder / "u.csv").write_text(f"x,c\n{rows}")
-    asked = []
-    monkeypatch.setattr(table_rows, "fits_in_memory", lambda size: (asked.append(size) or True, "so"))
+    setting = []
+    monkeypatch.setattr(table_rows, "fits_in_memory", lambda size: (setting.append(size) or True, "so"))
     source = table("u.csv", target=target)
-    assert asked == [num_bytes] == [sum(part.nbytes for part in source.rows)]
+    assert setting == [num_bytes] == [sum(part.nbytes for part in source.rows)]
 
 
 def test_auto_maps_rows_if_memory_is_short(monkeypatch):

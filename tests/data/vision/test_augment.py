@@ -150,10 +150,10 @@ def test_evaluation_changes_nothing():
     assert module(batch, torch.empty(4, 0)) is batch
 
 
-@pytest.mark.parametrize("asked", [None, {}, [], {"flip": None}])
-def test_no_augmentation_keeps_the_source(asked):
+@pytest.mark.parametrize("setting", [None, {}, [], {"flip": None}])
+def test_no_augmentation_keeps_the_source(setting):
     plain = source(TINY, torch.zeros(1))
-    assert augmented(plain, asked) is plain
+    assert augmented(plain, setting) is plain
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -199,7 +199,7 @@ def test_nothing_is_read_from_the_device(device):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "setting",
     [
         {"flop": True},
         ["crop", "flop"],
@@ -221,8 +221,8 @@ def test_nothing_is_read_from_the_device(device):
     ],
     ids=str,
 )
-def test_invalid_augmentations_are_refused(asked, messages):
-    messages(problems_of(digits, asked))
+def test_invalid_augmentations_are_refused(setting, messages):
+    messages(problems_of(digits, setting))
 
 
 def test_all_bad_augmentations_are_reported():
