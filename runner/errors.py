@@ -11,7 +11,7 @@ import stat
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -271,6 +271,12 @@ def first_line(error: object) -> str:
     """Return the first line of an error or a text; an error's class where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Join names by commas, and count those after the first `most`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 #: the directories of this package and of Python, which may be below the current one

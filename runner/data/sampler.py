@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.data.loading.order import ClassSampler
 from runner.data.source import Source
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, listed, nearest, refuse
 
 Weights = str | Sequence[float] | Mapping[Any, float]
 
@@ -58,7 +58,7 @@ def _by_class(weights: Weights, classes: Sequence[str], name: str) -> list[float
     if not isinstance(weights, Mapping):
         if len(weights) == len(classes):
             return list(weights)
-        problem = f"there are {len(weights)} weights, and `{name}` has {len(classes)} classes: {_listed(classes)}"
+        problem = f"there are {len(weights)} weights, and `{name}` has {len(classes)} classes: {listed(classes)}"
         fix = "give a weight for each class, in this order, or use `data.sampler=balanced`"
         raise RunnerError.of(_setting(weights), problem, fix)
     # YAML's true is `true` or `True` in the data
@@ -68,12 +68,12 @@ def _by_class(weights: Weights, classes: Sequence[str], name: str) -> list[float
         named[str(each).lower() if is_other_bool else str(each)] = weight
     problems = []
     for unknown in (each for each in named if each not in classes):
-        fix = f"use {' or '.join(f'`{hit}`' for hit in nearest(unknown, classes)) or _listed(classes)}"
+        fix = f"use {' or '.join(f'`{hit}`' for hit in nearest(unknown, classes)) or listed(classes)}"
         problems.append(Problem(f"data.sampler={{{unknown}: ...}}", f"`{name}` has no class `{unknown}`", fix))
     if missing := [each for each in classes if each not in named]:
         ones = ", ".join(f"{each}: 1" for each in missing[:3])
         fix = f"use `'data.sampler={{..., {ones}}}'` (0: never drawn)"
-        problems.append(Problem(_setting(weights), f"`data.sampler` has no weight for {_listed(missing)}", fix))
+        problems.append(Problem(_setting(weights), f"`data.sampler` has no weight for {listed(missing)}", fix))
     refuse(problems)
     return [named[each] for each in classes]
 
@@ -82,7 +82,3 @@ def _setting(weights: Any) -> str:
     if isinstance(weights, Mapping):
         return f"data.sampler={{{', '.join(f'{name}: {weight}' for name, weight in weights.items())}}}"
     return f"data.sampler={weights if isinstance(weights, str) else list(weights)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import not_installed
-from runner.errors import RunnerError, nearest
+from runner.errors import RunnerError, listed, nearest
 
 #: prefixes of wrappers: torch.compile, DataParallel, and modules that contain the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -137,9 +137,4 @@ def _amiss(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     other = [name for name in found if name not in own]
     near = [f"{name} (like {hits[0]} in the file)" if (hits := nearest(name, other)) else name for name in missing]
     lists = (("of another shape", shapes), ("not in the file", near), ("not in the model", other))
-    return [f"{words}: {_listed(names)}" for words, names in lists if names]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    return [f"{words}: {listed(names, MAX_NAMES)}" for words, names in lists if names]

@@ -20,14 +20,14 @@ from runner.data.array_files import ENDINGS as ARRAY_SUFFIXES
 from runner.data.array_files import array_inputs
 from runner.data.conversion import Conversion
 from runner.data.tables.cells import NUMBER, Form
-from runner.data.tables.encoder import Column, Columns, Encoder, columns_in, listed
+from runner.data.tables.encoder import Column, Columns, Encoder, columns_in
 from runner.data.tables.files import ENDINGS as TABLE_ENDINGS
 from runner.data.tables.files import TableFile, is_table
 from runner.data.tables.table import TableReader
 from runner.data.vision.images import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.device.precision import number_type
-from runner.errors import RunnerError, first_line, nearest, nearest_files
+from runner.errors import RunnerError, first_line, listed, nearest, nearest_files
 from runner.experiment.directory import EXAMPLE
 from runner.runs.load import RESTORE, Trained, built
 

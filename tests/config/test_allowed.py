@@ -45,7 +45,6 @@ REVIEWED = {
     ("runner.data.hub.load.load_tables", "load_dataset"): "of the Hub files of data, no code",
     ("runner.data.vision.dataset._opened", "open"): "Pillow's, which reads",
     ("runner.data.vision.dataset.each", "concurrent.futures.thread.ThreadPoolExecutor"): "decodes images",
-    ("runner.data.builtin.scikit._numbers", "open"): "reads what scikit-learn ships",
     ("runner.data.tables.files.TableFile", "open"): "reads",
     ("runner.data.tables.table.MappedRows", "numpy.load"): "reads the cache; allow_pickle is false",
     ("runner.data.tables.table.MappedRows", "numpy.memmap"): "reads the cache",

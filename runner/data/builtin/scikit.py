@@ -102,4 +102,4 @@ def scikit(which: Annotated[str, one_of(SETS)], dtype: str = "float32") -> Sourc
 
 def _numbers(file: str, *, skip: bool = False) -> np.ndarray:
     delimiter = None if file.endswith(".gz") else ","
-    return np.loadtxt(shipped(file), delimiter=delimiter, skiprows=int(skip))
+    return np.loadtxt(shipped(file), delimiter=delimiter, skiprows=int(skip), ndmin=2)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runner.config.checks import Count, checked, one_of
 from runner.data.conversion import BatchDataset, Called, to_floats, to_targets
-from runner.data.hub.load import IMAGE, TEXT, HubColumns, choose_columns, form_of, listed, load_tables
+from runner.data.hub.load import IMAGE, TEXT, HubColumns, choose_columns, described, form_of, load_tables
 from runner.data.language.text import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.cells import LIKE_A_DATE
@@ -158,7 +158,7 @@ def read_rows(
     if missing := [name for name in columns if name not in there]:
         hits = nearest(missing[0], there)
         fix = f"add a column `{missing[0]}`" + (f", or rename `{hits[0]}`" if hits else "")
-        shown = listed({name: form_of(table.features[name]) for name in there})
+        shown = described({name: form_of(table.features[name]) for name in there})
         problem = f"the file has no column {', '.join(missing)}, which the model was trained on; it has {shown}"
         raise RunnerError.of(f"the file {path}", problem, fix)
     tokens = None if context_length is None else TextRows(entries, context_length)

@@ -181,7 +181,7 @@ def choose_columns(features: Any, *, inputs: str | Sequence[str] | None, target:
     if target is None or kind == "language":
         if form != TEXT:
             ways = [f"data.target={name}" for name in forms if name not in columns]
-            problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {listed(forms)}"
+            problem = f"`data.target` is not set, and no column is called {' or '.join(TARGETS[:3])}; there are {described(forms)}"
             raise RunnerError.suggest("data.target=null", problem, ways, "use a table with a target")
         return HubColumns(form, tuple(columns), None, "language")
     if forms[target] in (IMAGE, OTHER):
@@ -229,7 +229,7 @@ def _find_inputs(forms: dict[str, str], kind: str) -> list[str]:
         return numbers
     ways = [f"data.inputs={name}" for name in [*images, *texts]]
     ways += [f"data.inputs=[{','.join(numbers)}]"] * bool(numbers)
-    problem = f"the input columns are not clear: there are {listed(forms)}"
+    problem = f"the input columns are not clear: there are {described(forms)}"
     raise RunnerError.suggest("data.inputs=null", problem, ways, "use a table of numbers, texts or images")
 
 
@@ -237,10 +237,12 @@ def _shared_form(columns: Sequence[str], forms: dict[str, str]) -> str:
     found = {NUMBER if forms[name] in (LIST, CLASS) else forms[name] for name in columns}
     if len(found) == 1 and OTHER not in found and not (IMAGE in found and len(columns) > 1):
         return found.pop()
-    problem = f"inputs must be numbers, texts or one image; these are {listed({name: forms[name] for name in columns})}"
+    problem = (
+        f"inputs must be numbers, texts or one image; these are {described({name: forms[name] for name in columns})}"
+    )
     alike = [name for name in columns if forms[name] in (NUMBER, LIST)] or list(columns[:1])
     raise RunnerError.suggest(f"data.inputs=[{','.join(columns)}]", problem, [f"data.inputs=[{','.join(alike)}]"])
 
 
-def listed(forms: dict[str, str]) -> str:
+def described(forms: dict[str, str]) -> str:
     return ", ".join(f"{name} ({form})" for name, form in forms.items()) or "none"

@@ -16,7 +16,6 @@ from runner.data.tables.encoder import (
     Column,
     Columns,
     TableTarget,
-    listed,
     missing_target,
     missing_value,
     parts_of,
@@ -24,7 +23,7 @@ from runner.data.tables.encoder import (
 )
 from runner.data.tables.files import TableFile
 from runner.data.tables.scan import Tally, offset_note, scan
-from runner.errors import Problem, RunnerError, nearest, refuse
+from runner.errors import Problem, RunnerError, listed, nearest, refuse
 
 #: whole numbers are taken as classes up to this number of different ones, as in runner.data.array_files
 MAX_CLASSES = 100

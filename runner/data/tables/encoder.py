@@ -14,7 +14,7 @@ import numpy as np
 
 from runner.data.tables.cells import BadValue, Form, UnknownType, as_booleans, as_codes, as_dates, as_numbers, form_of
 from runner.data.tables.files import TableFile, TableFrame
-from runner.errors import Problem, RunnerError, nearest
+from runner.errors import Problem, RunnerError, listed, nearest
 
 READER = "runner.data.TableReader"
 NUM_MONTHS, NUM_WEEKDAYS = 12, 7
@@ -152,11 +152,6 @@ def _value(column: Column, floats: Any) -> Any:
         return str((EPOCH + dt.timedelta(round(float(floats[0])))).date())
     days, hours = float(floats[0]), float(floats[3])
     return (EPOCH + dt.timedelta(round(days - hours / 24), hours=hours)).isoformat(" ")
-
-
-def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + more
 
 
 log = logging.getLogger("runner")
