@@ -1,4 +1,4 @@
-"""What the products of linear layers by oneDNN take of a run on a CPU, beside MKL's: `python tests/bench/products.py`."""
+"""What the products of linear layers by oneDNN take of a run on a CPU, compared with MKL's: `python tests/bench/products.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs experiments over seeds, one process a run, and prints one table: `python tests/bench/recipes.py mnist1d_cnn spiral`.
 
-What stands behind the names goes to each run, and has a table of its own: `python tests/bench/recipes.py gpt_characters --seeds 3
+The settings behind the names go to each run, and have a separate table: `python tests/bench/recipes.py gpt_characters --seeds 3
 optimizer=muon`.
 """
 

@@ -1,4 +1,4 @@
-"""Our MLP beside scikit-learn's on the tables it ships, one table of what both reach: `python tests/bench/sklearn_table.py`.
+"""Our MLP compared with scikit-learn's on the tables it ships, one table of what both reach: `python tests/bench/sklearn_table.py`.
 
 Both get the same rows: for each seed a fifth of a set is held back and measured on, and all others are trained on.
 scikit-learn's MLPClassifier and MLPRegressor have their default settings and the seed as their random_state, once on the

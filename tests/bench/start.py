@@ -1,4 +1,4 @@
-"""From Enter to the prompt: a short run of ours beside a bare script and the imports alone: `python tests/bench/start.py`."""
+"""From Enter to the prompt: a short run of ours, a bare script and only the imports: `python tests/bench/start.py`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def main() -> None:
         print(header(given.repeats, given.threads, packages=("torch", "mlflow", "hydra-core")))
         print(
             "| from Enter to the prompt | s, median | lowest to highest |"
-            " times the bare script, median of the turns | times the imports, likewise |"
+            " times the bare script, median of the turns | times the imports |"
         )
         print("|---|---|---|---|---|")
         for name, seconds in found.items():

@@ -60,7 +60,7 @@ def main() -> None:
         found = [_training(folder, place) for place in places]
     with section("sweep.py", write=given.write):
         print(
-            "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | beside training, per job | jobs a minute |"
+            "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | outside training, per job | jobs a minute |"
         )
         print("|---|---|---|---|---|---|---|")
         for (title, wall, slots), (count, training) in zip(rows, found, strict=True):

@@ -175,7 +175,7 @@ def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
     """Return the lines of a table, with medians over the turns."""
     lines = [
         "| loop | logged | µs a step, median | lowest to highest | times the limit that logs nothing, median of the turns "
-        "| points stored | loss at the end | first steps, s | beside training, s | memory, MiB |",
+        "| points stored | loss at the end | first steps, s | outside training, s | memory, MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -63,7 +63,7 @@ def main() -> None:
     with section("together.py", write=given.write):
         print(
             f"| {len(SEEDS)} members, {given.epochs} epoch(s) | together, float64: weights | together, float32: weights | "
-            "points | as chosen here: weights | points | equal to the bit | alone, 2 threads beside 1: weights | points |"
+            "points | as chosen here: weights | points | bitwise identical | single, 2 threads and 1: weights | points |"
         )
         print("|---|---|---|---|---|---|---|---|---|")
         for name, words in MODELS.items():
