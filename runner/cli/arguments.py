@@ -81,6 +81,8 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
     missing = {option.name: option for option in command.options if option.is_required}
     while rest:
         argument = rest.pop(0)
+        if argument[:1] in "'\"" and argument[:1] == argument[-1:] and "=" in argument:
+            argument = argument[1:-1]  # quotes of a suggestion, which no shell has removed
         name, equals, text = argument.partition("=")
         own = command.option(f"{name}=" if equals and argument[:1] != "-" else name)
         option = own or (FLAGS.get(name) if command.keys is not None else None)
@@ -118,6 +120,8 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         flags, overrides = _checked(command, words, flags, overrides, problems)
         problems += _flag_problems(command, flags)
         problems += _key_problems(command, overrides)
+    if problems and command.composes and not any(map(override_errors.has_several, overrides)):
+        problems += _errors_of_composition(command, flags, overrides)
     refuse(dict.fromkeys(problems))
     return Arguments(command, [*words], tuple(values), options, flags, overrides, answer.is_json())
 
@@ -169,7 +173,7 @@ def _unknown(
             value += f" {rest.pop(0)}"
     ways = [_typed(own[hit], value) if hit in own else hit for hit in hits]
     if command.keys != ANY_KEY or ways:
-        source = f"{command.name} {name} {value}".rstrip() if is_flag else f"{command.name} {argument}"
+        source = f"{name} {value}".rstrip() if is_flag else argument
         problem = f"`{command.name}` does not take `{name if equals else argument}`"
         return Problem.suggest(source, problem, ways, f"leave it out; see `{_help(command)}`", code="unknown-flag")
     source = f"{name} {value}".rstrip()
@@ -249,6 +253,21 @@ def _checked(
             problems += [override_errors.ambiguous(override, takes_sweep=takes_sweep) for override in several]
         # else the composition reports them, next to other errors
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
+
+
+def _errors_of_composition(command: Command, flags: list[str], overrides: list[str]) -> tuple[Problem, ...]:
+    """Return the errors of the other arguments, which are then reported together with an unknown flag."""
+    from runner.cli.train import check
+    from runner.tools.plan.command import check as check_plan
+
+    make = compose.composer([flag for flag in flags if flag not in MULTIRUN])
+    judge = check_plan if command.name == "plan" else check
+    try:
+        with override_errors.explained(overrides, compose=make, check=judge):
+            judge(make(overrides))
+    except RunnerError as error:
+        return error.problems
+    return ()
 
 
 def _flag_problems(command: Command, flags: Sequence[str]) -> Iterator[Problem]:

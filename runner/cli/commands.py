@@ -98,7 +98,8 @@ def reproduce(arguments: Arguments) -> int:
         def run_again(cfg: DictConfig, folder: Path, context: RunContext) -> tuple[Summary, dict[str, Any]]:
             summary, is_same = repeating.repeat(original, cfg, folder, context=context, anyway=arguments["--anyway"])
             results.append(is_same)
-            return summary, {"reproduced": original.run_id or original.name, "is_same": is_same}
+            code = summary.code or int(not is_same)
+            return summary, {"reproduced": original.run_id or original.name, "is_same": is_same, "exit_code": code}
 
         flags = [*arguments.flags, "-cd", str(original.folder), "-cn", "rerun"]
         code = train_composed(flags, arguments.overrides, run_again)
@@ -217,9 +218,12 @@ def schema(arguments: Arguments) -> Facts:
 
 
 def sync(arguments: Arguments) -> tuple[int, Facts]:
+    from runner.runs import find
     from runner.runs.sync import replay
 
-    rows = replay([Path(folder) for folder in arguments.values], uri=stores.named(arguments.words))
+    is_last = {word: word == "last" and not Path(word).is_dir() for word in arguments.values}
+    folders = [find.find(word) if is_last[word] else Path(word) for word in arguments.values]
+    rows = replay(folders, uri=stores.named(arguments.words))
     return int(not all(row["is_complete"] for row in rows)), {"runs": rows}
 
 

@@ -57,7 +57,7 @@ _TABLE = (
     Command("try", "Train", "Keep a change only if it is better across seeds", "runner.tools.try_out:try_out", keys=ANY_KEY,
         hydra_flags=EVERY_FLAG, options=(
             Option("--against", "RUN", "Run or sweep to compare with (`best`: the best try)", default="best"),
-            Option("--budget", "SECONDS", "Seconds for all of it", amount), _METRIC),
+            Option("--budget", "SECONDS", "Seconds to train, from the first job on", amount), _METRIC),
         details="Tries a change of the configuration or the code. Exit code 0 if it is kept, else 1."),
     Command("devices", "Inspect", "List this machine's devices, and why others are missing", "runner.cli.devices:show",
         options=(Option("--bench", help="Measure each device, about 10 seconds each"),)),
@@ -100,7 +100,7 @@ _TABLE = (
     Command("serve", "Use", "Serve the model over HTTP on localhost", values="[RUN]", keys=(), options=(
             Option("--port", "PORT", "Port of the server", number(1, 65535), default=5001),
             Option("--predictions", help="Answer with probabilities instead of raw outputs")),
-        details='MLflow\'s scoring server: `POST /invocations` with `{"inputs": [...]}`.'),
+        details='MLflow\'s scoring server: `POST /invocations` with `{"inputs": [...]}`, for a table `{"dataframe_records": [...]}`.'),
     Command("register", "Use", "Register the model in MLflow's registry", "runner.runs.register:register",
         values="[RUN]", keys=("tracking.uri",), options=(
             Option("--name", "NAME", "Name of the registered model", is_required=True),

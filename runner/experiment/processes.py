@@ -86,7 +86,7 @@ def run_in_processes(cfg: DictConfig, directory: Path, choices: Sequence[Choice]
     has_reason = reported is not None and reported.text != messages.LOST
     error = reported.text if reported is not None and has_reason else failure or "its processes left no summary"
     code = 128 + (signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM) if received else 0
-    summary = replace(left, status="killed" if code else "failed", error=error, exit_code=code)
+    summary = replace(left, status="killed" if code else "failed", error=error, exit_code=code or 1)
     if summary.error != left.error:
         Screen().say(f"✗ {summary.status}   {summary.error}")
     summary.write(directory)

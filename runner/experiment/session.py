@@ -236,7 +236,7 @@ class Session:
             tracker=self._ack.counts if self._ack else pending,
             versions=versions(),
             num_processes=result.num_processes,
-            exit_code=self.stop.exit_code,
+            exit_code=self.stop.exit_code or int(result.status == "failed"),
         )
 
     @property

@@ -71,11 +71,11 @@ class Summary:
     tracker: Mapping[str, int] = field(default_factory=dict)  # points_written and points_pending
     versions: Mapping[str, str] = field(default_factory=dict)
     num_processes: int = 1
-    exit_code: int = 0  # of a signal; see `code`
+    exit_code: int = 0  # of a command that made only this run
 
     @property
     def code(self) -> int:
-        """The exit code of a command that made only this run."""
+        """The exit code; also for a summary of an earlier version, which has only those of signals."""
         return int(self.exit_code or self.status == "failed")
 
     @property

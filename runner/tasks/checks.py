@@ -127,8 +127,11 @@ def wider(model: nn.Module, count: int) -> str:
         model = model.model
     arguments = inspect.signature(type(model)).parameters
     if name := next((name for name in OUTPUTS if name in arguments), None):
-        is_ours = type(model).__module__.startswith("runner.")
-        return f"use `{'' if is_ours else '++'}model.{name}='${{facts.out_features}}'`"
+        if type(model).__module__.startswith("runner."):
+            return f"use `model.{name}='${{facts.out_features}}'`"
+        return (
+            f"use `++model.{name}='${{facts.out_features}}'`, and return that many scores from {type(model).__name__}"
+        )
     return f"use a last layer with {count} outputs in {type(model).__name__}, e.g., nn.Linear(..., {count})"
 
 

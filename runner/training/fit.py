@@ -110,6 +110,8 @@ class Training:
         reasons = [f"{STOP_WHEN}{' '.join(each)}" for each in parts.limits.stop_when.items()]
         if self.progress.reached not in (*reasons, *(f"{HOOKS}{hook.name}" for hook in parts.hooks)):
             self.progress.reached = ""  # a resumed run has other conditions
+        if self.progress.step:
+            observer.say(f"resume: continues after step {self.progress.step:,}")
         for note in self.checkpoints.notes:
             observer.say(f"checkpoint: {note}")
         when = settings.placement.guard

@@ -37,6 +37,8 @@ class PlannedDevice:
 def find(cfg: DictConfig, hardware: Hardware) -> PlannedDevice:
     """Raises: RunnerError for an invalid device= or plan.*."""
     policy = parse(OmegaConf.select(cfg, "device"))
+    if policy == ("auto",) and (known := device_catalogue.MODELS.get(str(cfg.plan.device_name))):
+        policy = (known.kind,)
     choice, here = _choice(policy, hardware)
     kind = choice.device.partition(":")[0]
     gpu = here.devices()[choice.device]
