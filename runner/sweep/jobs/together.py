@@ -34,13 +34,13 @@ FREE = ("name", "hydra.", "sweep.")
 
 
 def in_groups(
-    prepared: Sequence[PreparedJob], *, batch: str | int, num_slots: Callable[[Collection[str], int], int]
+    prepared: Sequence[PreparedJob], *, batch: str | int, num_slots: Callable[[Collection[str]], int]
 ) -> list[PreparedJob]:
     """Return the jobs in order; each group is its first job with the others.
 
     Args:
         batch: sweep.batch: auto, off, or the maximum size of a group.
-        num_slots: Returns how many groups of a number of jobs may run at a time on some devices.
+        num_slots: Returns how many groups may compute at a time on some devices.
     """
     if batch == "off":
         return list(prepared)
@@ -49,7 +49,7 @@ def in_groups(
         alike.setdefault(job.job.number if _why_alone(job) else _key(job), []).append(job)
     groups = []
     for jobs in alike.values():
-        size = _size(len(jobs), batch, num_slots(jobs[0].devices, len(jobs)))
+        size = _size(len(jobs), batch, num_slots(jobs[0].devices))
         for at in range(0, len(jobs), size):
             first, *others = jobs[at : at + size]
             groups.append(replace(first, others=tuple(others)))

@@ -32,11 +32,6 @@ from runner.sweep.launchers.worker import Request
 PRELOAD = ("runner.sweep.launchers.preload",)
 #: free memory for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
-#: maximum number of such processes on one GPU; the free memory that each one needs, on the GPU (including its data) and on the host
-MAX_GPU_SLOTS, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
-#: minimum number of jobs in each of several groups on one GPU: with fewer jobs, kernels are short, and more processes add more short
-#: kernels (an estimate, not measured on a GPU)
-FEWEST_ON_GPU = 16
 
 
 @dataclass(frozen=True)
@@ -61,14 +56,14 @@ class Capacity:
 
     words: str
     num_slots: int | None = None  # None: it takes all jobs at once
-    #: from devices and a number of jobs to how many groups of them run at a time; None: it does not train jobs together
-    num_groups: Callable[[Collection[str], int], int] | None = None
+    #: from devices to how many groups of jobs compute on them at a time; None: it does not train jobs together
+    num_groups: Callable[[Collection[str]], int] | None = None
 
 
-def slots_of(hardware: Hardware, slots: Mapping[str, int], *, groups: Mapping[str, int] | None = None) -> list[Slot]:
+def slots_of(hardware: Hardware, slots: Mapping[str, int], *, groups: int = 0) -> list[Slot]:
     """Return the slots of the machine: devices with the most free memory first, the CPU last; then slots only for groups.
 
-    groups: How many groups of jobs may share each device, see groups_of().
+    groups: How many groups of jobs may compute on the CPU at a time, see cpu_groups().
     """
     usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
     devices = hardware.devices()
@@ -76,10 +71,7 @@ def slots_of(hardware: Hardware, slots: Mapping[str, int], *, groups: Mapping[st
     most = max((slots.get(_kind(name), 1) for name in usable), default=0)
     # first slots first: jobs spread over the devices before two share one
     of_jobs = [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
-    groups = groups or {}
-    numbers = range(max(groups.values(), default=0))
-    more = [(name, number) for number in numbers for name in usable if number < groups.get(name, 0)]
-    return of_jobs + [Slot(*each, for_groups=True) for each in more if Slot(*each) not in of_jobs]
+    return of_jobs + [Slot("cpu", number, for_groups=True) for number in range(slots.get("cpu", 1), groups)]
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
@@ -102,30 +94,11 @@ def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def pick(
-    devices: Iterable[str],
-    free: Iterable[Slot],
-    busy: Collection[Slot],
-    *,
-    is_group: bool = False,
-    alone: Collection[str] = (),
+    devices: Iterable[str], free: Iterable[Slot], busy: Collection[Slot], *, is_group: bool = False
 ) -> Slot | None:
-    """Return the free slot for a job: on the device with the fewest jobs, and of those the one with the most memory.
-
-    A single job takes the GPU memory that it needs, and a group its share: they don't share a GPU unless slots are set.
-
-    Args:
-        is_group: Whether the job is a group.
-        alone: The devices that run a single job.
-    """
+    """Return the free slot for a job or a group: on the device with the fewest jobs, and of those the one with the most memory."""
     jobs, wanted = Counter(slot.device for slot in busy), set(devices)
-    shared = {slot.device for slot in busy if slot.for_groups and slot.kind != "cpu"}
-
-    def fits(slot: Slot) -> bool:
-        if slot.for_groups:
-            return is_group and (slot.kind == "cpu" or slot.device not in alone)
-        return is_group or slot.device not in shared
-
-    fitting = [slot for slot in free if slot.device in wanted and fits(slot)]
+    fitting = [slot for slot in free if slot.device in wanted and (is_group or not slot.for_groups)]
     return min(fitting, key=lambda slot: jobs[slot.device], default=None)  # min keeps the order of `free`
 
 
@@ -152,35 +125,19 @@ def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
     return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
 
 
-def groups_of(
-    hardware: Hardware, slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int
-) -> dict[str, int]:
-    """Return how many groups of jobs may compute on each device at a time.
-
-    On the CPU, one per core, since a group rarely uses two. On a GPU, several if there are cores, as small models leave it
-    idle while a process creates its members' directories and journals. With several slots, as many as slots.
+def cpu_groups(slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int) -> int:
+    """Return how many groups of jobs compute on the CPU at a time: one per core, since a group rarely uses two; or as set.
 
     Args:
         num_threads: CPU threads of each group, if set.
         free_bytes: Free host memory.
     """
-
-    def unless_set(kind: str, most: int) -> int:
-        return slots[kind] if slots[kind] > 1 else max(1, most)
-
-    groups = {"cpu": unless_set("cpu", min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))}
-    of_each = min(num_cpus, free_bytes // HOST_BYTES) // max(1, len(hardware.cuda))
-    for index, gpu in enumerate(hardware.cuda):
-        room = 0 if gpu.is_exclusive else (gpu.free_bytes or 0) // GPU_BYTES
-        groups[f"cuda:{index}"] = unless_set("cuda", min(MAX_GPU_SLOTS, of_each, room))
-    return groups
+    return slots["cpu"] if slots["cpu"] > 1 else max(1, min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))
 
 
-def num_groups(order: Iterable[Slot], devices: Collection[str], num_jobs: int) -> int:
-    """Return how many groups of `num_jobs` jobs may compute at a time on these devices."""
-    fitting = [slot for slot in order if slot.device in devices]
-    without_others = [slot for slot in fitting if slot.kind == "cpu" or not slot.for_groups]
-    return max(len(without_others), min(len(fitting), num_jobs // FEWEST_ON_GPU))
+def num_groups(order: Iterable[Slot], devices: Collection[str]) -> int:
+    """Return how many groups may compute at a time on these devices."""
+    return sum(slot.device in devices for slot in order)
 
 
 def _kind(device: str) -> str:
@@ -196,7 +153,6 @@ class Slots:
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
         self._busy: dict[int, Slot] = {}  # by the number of the job, or a group's first job
-        self._single: set[int] = set()  # numbers of jobs that are not a group
 
     def setup(self, context: Any, config: DictConfig) -> None:
         self._hydra_context, self._folder = context, Path(config.hydra.sweep.dir).absolute()
@@ -210,13 +166,8 @@ class Slots:
     def open(self, pool: ProcessPool, hardware: Hardware, devices: Collection[str]) -> Capacity:
         """Open the slots of the devices that the jobs may use."""
         self._pool = pool
-        self._groups = groups_of(
-            hardware,
-            self._slots,
-            num_cpus=num_usable_cpus(),
-            num_threads=self._cpu_threads,
-            free_bytes=memory_left()[0],
-        )
+        threads, free = self._cpu_threads, memory_left()[0]
+        self._groups = cpu_groups(self._slots, num_cpus=num_usable_cpus(), num_threads=threads, free_bytes=free)
         every = slots_of(hardware, self._slots, groups=self._groups)
         self._order = [slot for slot in every if slot.device in devices]
         of_jobs = [str(slot) for slot in self._order if not slot.for_groups]
@@ -226,8 +177,7 @@ class Slots:
         """Start the job and return its device, or None without a free slot."""
         busy = self._busy.values()
         free = [slot for slot in self._order if slot not in busy]
-        alone = {self._busy[number].device for number in self._single}
-        slot = pick(prepared.devices, free, busy, is_group=bool(prepared.others), alone=alone)
+        slot = pick(prepared.devices, free, busy, is_group=bool(prepared.others))
         if slot is None:
             return None
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
@@ -239,11 +189,11 @@ class Slots:
             self._share_memory(member.config, slot)
         if prepared.others:
             each = [(member.config, in_name_of(context, member.job)) for member in members]
-            at_a_time = min(self._groups.get(slot.device, 1), prepared.num_groups)
+            most = self._groups if slot.kind == "cpu" else self._slots[slot.kind]
+            at_a_time = min(most, prepared.num_groups)
             shares = (at_a_time, max(1, num_usable_cpus() // at_a_time))
             function, payload = "run_pickled_together", pickle.dumps((each, self._hydra_context, shares))
         else:
-            self._single.add(number)
             function, payload = "run_pickled", pickle.dumps((prepared.config, self._hydra_context, context))
         self._pool.start(
             Request(
@@ -267,7 +217,6 @@ class Slots:
         jobs = self._pool.ended()
         for ended in jobs:
             del self._busy[ended.number]
-            self._single.discard(ended.number)
         return jobs
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:

@@ -19,9 +19,7 @@ def jobs(*each, words=MLP):
 
 
 def sizes(prepared, *, batch="auto", num_slots=1):
-    return [
-        len(group.jobs) for group in in_groups(prepared, batch=batch, num_slots=lambda devices, num_jobs: num_slots)
-    ]
+    return [len(group.jobs) for group in in_groups(prepared, batch=batch, num_slots=lambda devices: num_slots)]
 
 
 def of(key, *values):
@@ -58,7 +56,7 @@ def test_in_groups_allows_numbers_to_differ(each, expected):
 def test_in_groups_fills_available_slots(num_slots, batch, expected):
     prepared = jobs(*of("seed", *range(8)))
     assert sizes(prepared, num_slots=num_slots, batch=batch) == expected
-    found = in_groups(prepared, batch="auto", num_slots=lambda devices, num_jobs: num_jobs // 4)
+    found = in_groups(prepared, batch="auto", num_slots=lambda devices: 2)
     assert [group.num_groups for group in found] == [2, 2]
     assert in_words(found) == [
         "8 jobs differ only in numbers: trained together, in 2 groups (sweep.batch=off: one by one)"
@@ -77,6 +75,6 @@ def test_groups_name_preventing_settings(word, why):
     found = in_groups(
         jobs(*of("seed", *range(4)), words=(*MLP, word)),
         batch="auto",
-        num_slots=lambda devices, num_jobs: num_jobs // 4,
+        num_slots=lambda devices: 2,
     )
     assert in_words(found) == [f"4 jobs that differ only in numbers are trained one by one: {why}"]

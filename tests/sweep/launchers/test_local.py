@@ -1,12 +1,10 @@
-from dataclasses import replace
-
 import pytest
 from refused import problems_of
 
 from runner.device import Gpu, Hardware, diagnose, parse
 from runner.device.unavailable import why_not
 from runner.sweep.launchers import local
-from runner.sweep.launchers.local import Slot, choice_at, devices_for, groups_of, num_groups, pick, slots_of
+from runner.sweep.launchers.local import Slot, choice_at, cpu_groups, devices_for, num_groups, pick, slots_of
 
 GIB = 2**30
 ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
@@ -99,74 +97,18 @@ def test_pick_spreads_over_devices():
     ],
 )
 def test_groups_of_cpu_counts_cores(cpu, num_threads, gib, expected):
-    found = groups_of(BARE, ONE_EACH | {"cpu": cpu}, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30)
-    assert found == {"cpu": expected}
-
-
-@pytest.mark.parametrize(
-    ("gpus", "cuda", "num_cpus", "gib", "expected"),
-    [
-        ([gpu(70)], 1, 16, 64, [4]),
-        ([gpu(70)], 1, 2, 64, [2]),
-        ([gpu(70)], 1, 16, 11, [2]),  # limited by the host memory
-        ([gpu(70)], 1, 16, 0, [1]),
-        ([gpu(22), gpu(12)], 1, 16, 64, [2, 1]),
-        ([gpu(70)] * 8, 1, 16, 64, [2] * 8),
-        ([gpu(70)] * 8, 1, 4, 64, [1] * 8),
-        ([gpu(70)], 3, 1, 0, [3]),  # as set by the user
-        ([replace(gpu(70), is_exclusive=True), gpu(70)], 1, 16, 64, [1, 4]),
-        ([replace(gpu(70), free_bytes=None)], 1, 16, 64, [1]),
-    ],
-)
-def test_groups_of_gpu_respects_cores_and_memory(gpus, cuda, num_cpus, gib, expected):
-    machine = Hardware(cuda=tuple(gpus), **CUDA)
-    found = groups_of(machine, ONE_EACH | {"cuda": cuda}, num_cpus=num_cpus, num_threads=None, free_bytes=gib * 2**30)
-    assert [found[f"cuda:{index}"] for index in range(len(gpus))] == expected
+    found = cpu_groups(ONE_EACH | {"cpu": cpu}, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30)
+    assert found == expected
 
 
 def test_slots_of_groups_come_last():
-    free = slots_of(BARE, ONE_EACH, groups={"cpu": 3})
+    free = slots_of(BARE, ONE_EACH, groups=3)
     assert [slot.for_groups for slot in free] == [False, True, True]
     assert pick(["cpu"], free[1:], free[:1]) is None
     assert pick(["cpu"], free[1:], free[:1], is_group=True) == free[1]
-    assert slots_of(BARE, ONE_EACH | {"cpu": 3}, groups={"cpu": 3}) == slots_of(BARE, ONE_EACH | {"cpu": 3})
-    found = slots_of(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 3, "cuda:2": 2, "cpu": 2})
-    assert names(slot for slot in found if not slot.for_groups) == ["cuda:1", "cuda:2", "cuda:0", "cpu"]
-    assert names(slot for slot in found if slot.for_groups) == ["cuda:1 (2)", "cuda:2 (2)", "cpu (2)", "cuda:1 (3)"]
-
-
-def test_pick_gives_single_job_whole_gpu():
-    """A single job takes the GPU memory that it needs, and a group takes its share."""
-    first, second = slots_of(BOX, ONE_EACH, groups={"cuda:1": 2})[:: len(BOX.cuda) + 1]
-    assert (first, second) == (Slot("cuda:1"), Slot("cuda:1", 1, for_groups=True))
-    assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:1"]) is None
-    assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:0"]) == second
-    assert pick(["cuda:1"], [first], [second]) is None
-    assert pick(["cuda:1"], [first], [second], is_group=True) == first
-    both = [slot for slot in slots_of(BOX, ONE_EACH | {"cuda": 2}) if slot.device == "cuda:1"]  # as set by the user
-    assert pick(["cuda:1"], both[1:], both[:1], is_group=True, alone=["cuda:1"]) == both[1]
-    assert pick(["cuda:1"], both[1:], both[:1]) == both[1]
-    cores = slots_of(BARE, ONE_EACH, groups={"cpu": 2})
-    assert pick(["cpu"], cores[1:], cores[:1], is_group=True, alone=["cpu"]) == cores[1]
-    assert pick(["cpu"], cores[:1], cores[1:]) == cores[0]
-
-
-@pytest.mark.parametrize(
-    ("devices", "num_jobs", "expected"),
-    [
-        (["cpu"], 8, 3),
-        (["cuda:1"], 31, 1),  # with fewer than 16 each, a GPU's kernels become too short
-        (["cuda:1"], 32, 2),
-        (["cuda:1"], 64, 4),
-        (["cuda:1"], 640, 4),
-        (["cuda:0"], 640, 1),
-        (["cuda:0", "cuda:1"], 8, 2),
-        (["cuda:0", "cuda:1"], 48, 3),
-    ],
-)
-def test_num_groups_needs_enough_jobs_each(devices, num_jobs, expected):
-    order = slots_of(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 4, "cuda:2": 1, "cpu": 3})
-    assert num_groups(order, devices, num_jobs) == expected
+    assert slots_of(BARE, ONE_EACH | {"cpu": 3}, groups=3) == slots_of(BARE, ONE_EACH | {"cpu": 3})
+    assert names(slot for slot in slots_of(BOX, ONE_EACH, groups=2) if slot.for_groups) == ["cpu (2)"]
+    assert num_groups(free, ["cpu"]) == 3
 
 
 @pytest.mark.parametrize(
