@@ -68,21 +68,18 @@ class Classification(BuiltinTask):
         if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)
             return torch.stack([torch.zeros_like(logit), logit], dim=1)
-        if self.kind == "multiclass" and outputs.dim() != self._num_dimensions(batch[1]):
-            shape = tuple(outputs.shape)
-            problem = f"the model gives {shape}, and targets of shape {tuple(batch[1].shape)} need one score per class"
-            fix = f"return scores of shape {(*shape[:1], self.num_classes, *batch[1].shape[1:])} from {type(model).__name__}"
-            raise RunnerError.of("task=classification", problem, fix)
         if self.num_classes != UNKNOWN and outputs.shape[1:2] != (self.num_classes,):
             problem = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
             raise RunnerError.of("task=classification", problem, wider(model, self.num_classes))
         return outputs
 
-    def _num_dimensions(self, targets: Tensor) -> int:
-        return targets.dim() + (not targets.is_floating_point())
-
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        loss = self._loss(outputs, batch[1])
+        targets: Tensor = batch[1]
+        if self.kind == "multiclass" and outputs.dim() != targets.dim() + (not targets.is_floating_point()):
+            shape, expected = tuple(outputs.shape), (*outputs.shape[:1], self.num_classes, *targets.shape[1:])
+            problem = f"the model gives {shape}, and targets of shape {tuple(targets.shape)} need one score per class"
+            raise RunnerError.of("task=classification", problem, f"return scores of shape {expected} from `forward`")
+        loss = self._loss(outputs, targets)
         with torch.no_grad():
             classes = (outputs > 0).long() if self.kind == "multilabel" else outputs.argmax(1)
             accuracy = (classes == self.targets(batch)).mean(dtype=at_least_float32(loss).dtype)

@@ -33,7 +33,9 @@ class Wide(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "outputs"), [(Wide(), LOGITS), (nn.Identity(), LOGITS), (Wide(), LOGITS.argmax(1))], ids=range(3)
+    ("model", "outputs"),
+    [(Wide(), LOGITS), (nn.Identity(), LOGITS), (Wide(), LOGITS.argmax(1)), (Wide(), torch.zeros(3, 3, 1))],
+    ids=range(4),
 )
 def test_wrong_outputs_name_the_models_fix(model, outputs, messages):
     messages(problems_of(Classification(num_classes=3), model, (outputs, TARGETS)))

@@ -70,13 +70,9 @@ def model(name: str, *, kind: str) -> DeviceModel:
     if name in names:
         return MODELS[name]
     asked = f"plan.device_name={name}"
-    if name in MODELS:
-        other = MODELS[name].kind
-        raise RunnerError.suggest(asked, f"`{name}` is a device of kind `{other}`", [f"device={other} {asked}"])
     if not names:
-        raise RunnerError.of(
-            asked, f"there are no known devices of kind `{kind}`", "use, e.g., `plan.device_memory=16GiB`"
-        )
+        ways = [f"device={MODELS[name].kind} {asked}"] if name in MODELS else ["plan.device_memory=16GiB"]
+        raise RunnerError.suggest(asked, f"there are no known devices of kind `{kind}`", ways)
     near = nearest(name, names) or names
     problem = f"there is no device `{name}`; for `{kind}` there are {', '.join(names)}"
     raise RunnerError.of(asked, problem, f"use `plan.device_name={near[0]}`, or `plan.device_memory=80GiB`")
