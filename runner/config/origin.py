@@ -11,7 +11,6 @@ import hmac
 import json
 import os
 import secrets
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -79,8 +78,5 @@ def _key() -> bytes:
 
 
 def _folder() -> Path:
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData/Local") / "runner"
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else Path.home() / ".local/state") / "runner"  # XDG ignores relative paths

@@ -18,7 +18,7 @@ MAX_ALIASED_VALUES = 10_000  # of a file in conf/
 
 def read(path: Path, *, most: int = MAX_BYTES) -> str:
     """Return the text of a file. Never waits for a pipe, a socket or a device. Raises: OSError, ValueError."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -235,8 +234,5 @@ def path(hardware: Hardware) -> Path:
 
 def folder() -> Path:
     """Return the user's cache directory of this program. Raises: RuntimeError if the user has no home directory."""
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData/Local") / "runner"
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (caches if caches.is_absolute() else Path.home() / ".cache") / "runner"  # XDG ignores relative paths

@@ -254,7 +254,7 @@ import ctypes, json, sys
 
 facts = {}
 try:
-    cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    cuda = ctypes.CDLL("libcuda.so.1")
 except OSError as error:
     facts["library_error"] = str(error)
 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,10 +45,6 @@ def memory_left() -> tuple[int, str]:
 
     limits = [(int(psutil.virtual_memory().available), "free"), *left_in_groups(GROUPS, OWN_GROUPS)]
     left = [(own_part(free), why) for free, why in limits]
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return min(left)
     sizes = _sizes()
     for limit, now_bytes, name in (
         (resource.RLIMIT_DATA, sizes.get("VmData", 0), "ulimit -d"),

@@ -54,7 +54,6 @@ class Costs(OperationObserver):
         self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.peak: MemoryMoment = MemoryMoment("setup", {})
-        self.timeline: list[MemoryMoment] = []  # of memory, where it changed
         self.device, self._speeds = device, speeds or Speeds()
         self._tf32, self._cudnn_tf32 = tf32, cudnn_tf32
         self._live: dict[int, tuple[str, int]] = {}  # by storage: its part and its bytes
@@ -92,7 +91,6 @@ class Costs(OperationObserver):
         self.flops.clear()
         self.touched_bytes = self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
-        self.timeline.clear()
         self.peak = MemoryMoment(self.phase, {})
         self._record()
 
@@ -121,10 +119,8 @@ class Costs(OperationObserver):
         self.hold(part, -size)
 
     def _record(self) -> None:
-        moment = MemoryMoment(self._phase_now, self.now)
-        self.timeline.append(moment)
         if self._total > self.peak.num_bytes:
-            self.peak = moment
+            self.peak = MemoryMoment(self._phase_now, self.now)
 
     def _count(self, done: Operation, output: Tensor) -> None:
         flops = flops_of(done.op, done.args, done.kwargs, done.result)

@@ -115,9 +115,6 @@ def _say(about: dict[str, Any], port: int, *, has_columns: bool) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the server and its workers, which are in its session."""
-    if not hasattr(os, "killpg"):
-        process.kill()
-        return
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + SECONDS_TO_END
         with suppress(ProcessLookupError, PermissionError):  # all of them are gone

@@ -10,7 +10,9 @@ import os
 import select
 import signal
 import sys
+import termios
 import time
+import tty
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -199,9 +201,8 @@ def _signals_raise() -> Iterator[None]:
     def leave(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    handlers: dict[str, Any] = {"SIGTERM": leave, "SIGHUP": leave, "SIGTSTP": signal.SIG_IGN}
-    numbers = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
-    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    handlers: dict[int, Any] = {signal.SIGTERM: leave, signal.SIGHUP: leave, signal.SIGTSTP: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
@@ -212,21 +213,14 @@ def _signals_raise() -> Iterator[None]:
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits for a number of seconds and returns the keys typed; they need no Enter."""
-    if not sys.stdin.isatty() or sys.platform == "win32":
+    if not sys.stdin.isatty():
 
         def wait(seconds: float) -> str:
             time.sleep(seconds)
-            if sys.platform != "win32":
-                return ""
-            import msvcrt
-
-            return msvcrt.getwch() if msvcrt.kbhit() else ""
+            return ""
 
         yield wait
         return
-    import termios
-    import tty
-
     keyboard = sys.stdin.fileno()
     settings = termios.tcgetattr(keyboard)
 

@@ -33,8 +33,7 @@ def main() -> int:
     """Run the uploader. Returns 0; 3 if something is left in a journal; 1 after an unexpected error."""
     owner = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
-    if hasattr(os, "nice"):
-        os.nice(5)  # the training comes first
+    os.nice(5)  # the training comes first
     pipe = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)  # not sys.stdin, which exit() would wait for
     with ExitStack() as stack:
         failure = None

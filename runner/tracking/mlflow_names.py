@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +13,7 @@ TOO_LONG = "an answer of more than 32 MiB"  # deadline.MAX_BYTES
 
 _NOT_OF_A_MODEL = re.compile(r"[^\w-]+")
 _INDEX = re.compile(r"\[(\d+)\]")
-_REFUSED = re.compile(r"[^/\w.\- ]" if os.name == "nt" else r"[^/\w.\- :]")
+_REFUSED = re.compile(r"[^/\w.\- :]")
 
 
 def valid_name(name: str) -> str:

@@ -101,12 +101,11 @@ def save(state: dict[str, Any], path: Path, *also: Path) -> None:
         new.replace(path)
     except FileNotFoundError as error:
         raise DeletedError from error
-    if os.name == "posix":  # the renames must survive a power cut, too
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            sync(folder)
-        finally:
-            os.close(folder)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        sync(folder)  # the renames must survive a power cut, too
+    finally:
+        os.close(folder)
 
 
 def _written(state: dict[str, Any], path: Path) -> Path:

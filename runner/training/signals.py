@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 #: Slurm sends SIGUSR1 some time before the end (--signal=USR1@60), a closed terminal SIGHUP
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 CLOSED = b"\0"
 _listening: Stop | None = None  # receives the signals
 _open: set[int] = set()  # the sockets that signals are written to
@@ -148,5 +148,4 @@ def _forget_in_a_fork() -> None:
         signal.set_wakeup_fd(-1)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_a_fork)
+os.register_at_fork(after_in_child=_forget_in_a_fork)

@@ -42,7 +42,6 @@ FACTS = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
     monkeypatch.setattr(benchmark, "Sizes", lambda: TINY)
     return tmp_path / "runner"
 
@@ -132,7 +131,6 @@ def test_json_has_devices_and_bench(capsys):
 def test_bench_without_cache_directory_still_prints(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
     assert cli.main(["devices", "--bench"]) == 0
     out, err = capsys.readouterr()
     assert out.index("device=auto takes") < out.index("large product, fp32, TFLOP/s")

@@ -1,7 +1,6 @@
 """The same run by 1, 2 and 4 processes: equal curves, up to rounding."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,7 @@ from rank_cases import CASES, FEW
 
 from runner.tracking.journal_reader import read_series
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(os.name != "posix", reason="processes as POSIX has them"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "rank_cases.py"
 #: float32 sums in another order

@@ -228,7 +228,6 @@ def test_last_ignores_folders_of_ranks(used):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="a file that is open can be deleted on POSIX alone")
 def test_two_runs_at_once_and_deleted_folder(own_folder, warm, empty_store):
     from mlflow import MlflowClient
 

@@ -208,7 +208,6 @@ def test_journal_closes_its_files(folder, open_fds):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 def test_killed_writer_leaves_points_and_no_lock(folder):
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
     told = [int(process.stdout.readline()) for _ in range(200)]

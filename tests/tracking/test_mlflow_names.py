@@ -1,5 +1,3 @@
-import os
-
 import pytest
 
 from runner.tracking.mlflow_names import MAX_NAME, Names, cut, valid_model_name, valid_name, valid_names
@@ -49,7 +47,6 @@ def test_mlflow_accepts_the_names(name):
     assert 0 < len(valid_name(name)) <= MAX_NAME
 
 
-@pytest.mark.skipif(os.name == "nt", reason="MLflow takes no colon there")
 def test_colon_stays():
     assert valid_name("cuda:0") == "cuda:0"
 

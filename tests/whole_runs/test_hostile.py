@@ -388,7 +388,6 @@ def test_linked_folder_in_run_folder_is_refused(run_folder, capfd, name):
     assert not any(outside.iterdir())
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["summary.json", "rerun.yaml", "journal/journal.bin", "journal/ack.json"])
 def test_pipe_in_run_folder_blocks_no_command(run_folder, capfd, name):

@@ -20,7 +20,7 @@ from runner.errors import RunnerError
 from runner.tracking.journal_reader import read_series
 from runner.training.checkpoint import load
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
+pytestmark = pytest.mark.slow
 
 #: a model whose process dies once at a step, or whose steps take longer, depending on files in the current directory
 NET = """

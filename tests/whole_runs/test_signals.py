@@ -13,7 +13,7 @@ import waiting
 
 from runner.tracking.journal import read_points
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
+pytestmark = pytest.mark.slow
 
 #: a model that waits if a file says so: forever in a step, in C, where no handler runs; or for a while in each batch of a split
 NET = """

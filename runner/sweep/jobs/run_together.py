@@ -6,6 +6,7 @@ Called by run_job.py in the process of a group. What can't be trained together i
 from __future__ import annotations
 
 import gc
+import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -137,10 +138,6 @@ def run_together(jobs: Sequence[PlannedRun]) -> dict[int, Summary]:
 
 
 def _room_for_files(wanted: int) -> int:
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return wanted
     needed = OTHER_FILES + FILES * wanted
     most, allowed = (needed if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))  # -1: none
     if most < needed:

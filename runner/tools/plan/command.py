@@ -1,4 +1,4 @@
-"""`plan`: simulate each configuration in its own process (worker.py), print it, and write plan.json and plan.png.
+"""`plan`: simulate each configuration in its own process (worker.py), print it, and write plan.json.
 
 print_what_fits() is for a run that ran out of memory.
 """
@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 from runner.device import Hardware, probe
 from runner.errors import Problem, RunnerError, at_once, refuse
 from runner.tools.plan.planned_device import PlannedDevice, find
-from runner.tools.plan.plot import draw
 from runner.tools.plan.report import memory_lines, report, request, show
 from runner.version import python_path
 
@@ -64,7 +63,10 @@ def plan(jobs: Sequence[PlannedJob], *, search_seconds: float | None = None) -> 
             began = time.monotonic()
     would_run = all(each["would_run"] for each in plans)
     whole = plans[0] if len(plans) == 1 else {"would_run": would_run, "jobs": plans}
-    show(plans, _write(plans, whole, Path(str(jobs[0].cfg.plan.folder))))
+    file = Path(str(jobs[0].cfg.plan.folder), "plan.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(whole, indent=2) + "\n")
+    show(plans, file)
     return whole
 
 
@@ -118,8 +120,6 @@ class Child:
         with suppress(BrokenPipeError):  # it has ended: its output has the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        import matplotlib.figure  # noqa: F401  # for the plot, while the other process works
-
         try:
             _, errors = self._process.communicate(timeout=MAX_SECONDS)
         except subprocess.TimeoutExpired:
@@ -130,17 +130,3 @@ class Child:
         answer: dict[str, Any] = json.loads(self._answer.read_text())
         refuse(Problem.of(problem) for problem in answer.get("problems", ()))
         return answer
-
-
-def _write(plans: Sequence[dict[str, Any]], whole: dict[str, Any], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "plan.json"]
-    files[0].write_text(json.dumps(whole, indent=2) + "\n")
-    drawn = [each for each in plans if each["memory"]]
-    if drawn:
-        files.append(folder / "plan.png")
-        draw(drawn, files[1])
-    else:
-        with suppress(FileNotFoundError):  # of an earlier plan
-            (folder / "plan.png").unlink()
-    return files

@@ -178,8 +178,7 @@ class SimulatedRun:
         """
         if not self.rows_evaluated:
             return None
-        costs, found = self.costs, None
-        peak, timeline = costs.peak, list(costs.timeline)
+        costs, found, peak = self.costs, None, self.costs.peak
         batch = self._of_size(self.group[0], self.rows_evaluated)
         try:
             with self._counting((batch,), phase="evaluation"):
@@ -188,7 +187,7 @@ class SimulatedRun:
         except Exception:  # reported by the step
             pass
         if found is None or found <= peak.num_bytes:
-            costs.peak, costs.timeline = peak, timeline
+            costs.peak = peak
         return found
 
     def _evaluate(self, batch: Any) -> None:

@@ -182,8 +182,8 @@ def _time(step: dict[str, Any], target: PlannedDevice) -> dict[str, Any]:
     return {"least_seconds": least, "limited_by": max(sides, key=lambda side: sides[side])}
 
 
-def show(plans: Sequence[dict[str, Any]], written: Sequence[Path]) -> None:
-    """Print each plan, and the files."""
+def show(plans: Sequence[dict[str, Any]], written: Path) -> None:
+    """Print each plan, and the file."""
     console = Terminal()
     for plan in plans:
         if len(plans) > 1:
@@ -192,7 +192,7 @@ def show(plans: Sequence[dict[str, Any]], written: Sequence[Path]) -> None:
             console.print(Text.assemble((f"{label:<10}", "dim"), text))
         for finding in (Finding(**found) for found in plan["findings"]):
             console.print(Text.assemble((f"{finding.grade:<10}", STYLES[finding.grade]), str(finding)))
-    console.print(Text(f"{'written':<10}{', '.join(map(str, written))}"))
+    console.print(Text(f"{'written':<10}{written}"))
 
 
 def memory_lines(plan: dict[str, Any]) -> list[str]:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from runner.device.placement import tensors
 from runner.errors import CODE_ERRORS, RunnerError
 from runner.experiment import rules
 from runner.inspection import call_site
-from runner.inspection.costs import MemoryMoment
 from runner.inspection.findings import Finding, merged
 from runner.models.preprocessing import Prepared
 from runner.tools.plan.dry_run import UNFOLLOWED, SimulatedRun, of_error
@@ -39,7 +37,6 @@ from runner.training.recompute import recompute, repeated
 MAX_ROWS = 2**24
 MAX_TRIES = 24
 CLOSE = 0.01  # relative precision of the result
-MAX_MOMENTS = 400  # stored points of the memory over a step
 #: precisions whose activations have the same size, so that one search is enough
 BYTES_PER_NUMBER = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
@@ -145,23 +142,13 @@ def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, 
 
 def _memory(run: SimulatedRun, step_bytes: int, evaluation_bytes: int | None) -> dict[str, Any]:
     peak = run.costs.peak
-    moments = _thinned(run.costs.timeline)
     return {
         "peak_bytes": peak.num_bytes,
         "peak_phase": peak.phase,
         "step_bytes": step_bytes,
         "evaluation_bytes": evaluation_bytes,
         "parts": dict(sorted(peak.parts.items(), key=lambda item: -item[1])),
-        "timeline": [{"phase": moment.phase, "parts": moment.parts} for moment in moments],
     }
-
-
-def _thinned(moments: list[MemoryMoment]) -> list[MemoryMoment]:
-    """Reduce the points, keeping the highest of neighbors, so that no peak is lost."""
-    if len(moments) <= MAX_MOMENTS:
-        return moments
-    bounds = [round(index * len(moments) / MAX_MOMENTS) for index in range(MAX_MOMENTS + 1)]
-    return [max(moments[start:stop], key=lambda moment: moment.num_bytes) for start, stop in pairwise(bounds)]
 
 
 def _step(run: SimulatedRun) -> dict[str, Any]:

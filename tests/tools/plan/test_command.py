@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from waiting import LONGEST, wait_for
 
 from runner import cli
@@ -35,15 +34,13 @@ def test_plan_of_missing_device(own_folder, capsys):
     for line in ("device    cuda:1 (as asked; it is not on this machine", "verdict   would run", "limited by arithmetic",
                  "on cuda:1: 14 parameters, 12 buffers, 2 batch fields", "the step reads nothing of the device"):  # fmt: skip
         assert line in said
-    assert {path.name for path in own_folder.iterdir()} == {"plan.json", "plan.png"}, "no run's folder, no MLflow"
+    assert {path.name for path in own_folder.iterdir()} == {"plan.json"}, "no run's folder, no MLflow"
     found = json.loads(Path("plan.json").read_text())
     assert (found["device"], found["would_run"], found["fits"]) == ("cuda:1", True, True)
     assert {item["device"] for item in found["placement"]} == {"cuda:1"}
     assert found["step"]["flops"] > 1e9
     assert list(found["largest_batch_size"]) == ["fp32", "bf16", "fp16", "tf32"]
     assert found["largest_batch_size"]["bf16"] > found["largest_batch_size"]["fp32"] > 128
-    with Image.open("plan.png") as picture:
-        assert picture.width > 500
 
 
 def test_plan_out_of_memory_names_what_fits(own_folder, capsys):
@@ -67,10 +64,7 @@ def test_one_of_several_processes(own_folder, capsys):
     parted = plan(capsys, *words, "train.num_processes=4", "placement.strategy=fsdp")[1]
     assert [found["num_processes"] for found in (alone, whole, parted)] == [1, 4, 4]
     taken = [found["memory"]["parts"] for found in (alone, whole, parted)]
-    most = [
-        max(moment["parts"].get("activations", 0) for moment in found["memory"]["timeline"]) for found in (alone, whole)
-    ]
-    assert most[1] == pytest.approx(most[0] / 4, rel=0.01)
+    assert 0 < taken[1]["activations"] <= 1.01 * taken[0]["activations"] / 4
     assert taken[1]["exchange"] == pytest.approx(taken[1]["weights"], rel=0.01)
     for part in ("weights", "optimizer"):
         assert taken[1][part] == taken[0][part]

@@ -9,7 +9,6 @@ from runner.device import Choice, Gpu, Hardware
 from runner.device.hardware import Speeds
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.tools.plan.planned_device import PlannedDevice
-from runner.tools.plan.plot import _panel
 from runner.tools.plan.report import num_processes, report, request, usable_bytes
 
 GIB = 2**30
@@ -43,7 +42,6 @@ def answer(*findings, peak=GIB, evaluation=0, unknown="", sizes=None, is_whole=T
             "step_bytes": peak,
             "evaluation_bytes": evaluation or None,
             "parts": {"weights": peak},
-            "timeline": [],
         },
         "step": {**step, "roofline_seconds": 2.5e-3},
         "largest_batch_size": sizes or {},
@@ -164,15 +162,3 @@ def test_fitting_recompute_is_proposed_first():
     assert write.startswith("train.recompute=[blocks.*] (the same numbers") and "train.batch_size=10" in write
     assert found["recompute"] == "blocks.*"
     assert "recompute" not in judged(answer(peak=20 * GIB, sizes={"fp32": 10}))["findings"][0]["write"]
-
-
-def test_the_plot_has_all_of_the_memory():
-    """Also that of libraries and of the exchange between processes: the stack reaches the peak."""
-    from matplotlib.figure import Figure
-
-    parts = {"weights": GIB, "libraries": GIB, "exchange": 2 * GIB}
-    given = answer(peak=4 * GIB)
-    given["memory"] |= {"timeline": [{"phase": "forward", "parts": parts}], "peak_phase": "forward"}
-    axes = Figure().subplots()
-    _panel(axes, judged(given))
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["exchange", "libraries", "weights"]
