@@ -17,10 +17,7 @@ __all__ = ["__version__", "history", "run"]
 
 
 def run(
-    overrides: str | Sequence[str] = (),
-    *,
-    config_name: str = "config",
-    folder: Path | str | None = None,
+    overrides: str | Sequence[str] = (), *, config_name: str = "config", folder: Path | str | None = None
 ) -> RunResult:
     """Run what `overrides` describe, as `python -m runner OVERRIDES` would.
 

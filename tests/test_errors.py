@@ -5,16 +5,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.identity import as_typed
-from runner.errors import (
-    Problem,
-    RunnerError,
-    as_facts,
-    first_line,
-    nearest,
-    nearest_files,
-    path_problems,
-    print_error,
-)
+from runner.errors import Problem, RunnerError, as_facts, first_line, nearest, nearest_files, path_problems, print_error
 from runner.version import HERE
 
 
@@ -36,12 +27,7 @@ def test_several_problems_end_with_their_number(capsys):
 
 @pytest.mark.parametrize(
     ("variables", "has_terminal", "is_colored"),
-    [
-        ({}, True, True),
-        ({"NO_COLOR": "1"}, True, False),
-        ({"TERM": "dumb"}, True, False),
-        ({}, False, False),
-    ],
+    [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, True, False), ({}, False, False)],
 )
 def test_errors_are_red_on_terminals_only(variables, has_terminal, is_colored, monkeypatch, capsys):
     monkeypatch.delenv("NO_COLOR", raising=False)

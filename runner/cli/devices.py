@@ -13,7 +13,6 @@ from runner.experiment.terminal import Terminal, text_table
 #: rows of the table of `--bench` by the keys of the figures; a figure of several kinds has a row for each
 ROWS = {
     "matmul_tflops": "large product, {}, TFLOP/s",
-    "small_matmul_us": "64x64 product, {}, us",
     "memory_gb_per_s": "memory (y += a x), GB/s",
     "memcpy_gb_per_s": "memcpy, GB/s",
     "copy_to_device_gb_per_s": "copy to the device, {}, GB/s",

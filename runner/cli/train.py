@@ -62,11 +62,7 @@ def train(arguments: Arguments) -> int:
     return follow(cfg, rank, check(cfg).choice).code
 
 
-def train_composed(
-    flags: list[str],
-    overrides: list[str],
-    run_one: RunOne | None = None,
-) -> int:
+def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | None = None) -> int:
     """Compose, check and run one run or a sweep, or print the result of a flag such as --cfg. Returns the exit code.
 
     Args:

@@ -36,7 +36,6 @@ OURS = (
     "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
     "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
-    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher",
 )
 PLUGINS = ("hydra_plugins", "hydra.experimental.callbacks", "hydra._internal.core_plugins")
 LOGS = re.compile(

@@ -32,9 +32,6 @@ DTYPES = {
     "fp64": torch.float64,
 }
 MAX_CAUSE_LENGTH = 160
-#: rows of the small square matrices
-SMALL = 64
-
 #: maximum of the slowest repetition by the fastest, above which the machine was busy
 MAX_SPREAD = 50.0
 #: one device's medians by name, with the unit at the end; a figure of several kinds is a dict
@@ -82,8 +79,8 @@ class Bench:
         return float(measured.median)
 
 
-def products(bench: Bench, precision: str) -> tuple[float, float]:
-    """Return the TFLOP/s of two large square matrices, and the microseconds of two small ones."""
+def product_tflops(bench: Bench, precision: str) -> float:
+    """Return the TFLOP/s of a product of large square matrices."""
     sizes, dtype = bench.sizes, DTYPES[precision]
 
     def product(size: int) -> Callable[[], object]:
@@ -97,7 +94,7 @@ def products(bench: Bench, precision: str) -> tuple[float, float]:
         size = sizes.first_large
         while size * 2 <= most and bench.timer(product(size)).timeit(1).median < sizes.product_seconds:
             size *= 2
-        return 2e-12 * size**3 / bench.seconds(product(size)), bench.seconds(product(SMALL)) * 1e6
+        return 2e-12 * size**3 / bench.seconds(product(size))
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -171,10 +168,8 @@ def _figures(bench: Bench, hardware: Hardware) -> Figures:
     # Intel's smaller GPUs have no fp64
     has_fp64 = kind != "mps" and (kind != "xpu" or torch.xpu.get_device_properties(device).has_fp64)
     names = [name for name in DTYPES if (has_fp64 if name == "fp64" else not reasons[name])]
-    timed = {name: products(bench, name) for name in names}
     return {
-        "matmul_tflops": {name: large for name, (large, _) in timed.items()},
-        "small_matmul_us": {name: small for name, (_, small) in timed.items()},
+        "matmul_tflops": {name: product_tflops(bench, name) for name in names},
         **copies(bench),
         **memory_and_launches(bench),
     }

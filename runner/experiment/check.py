@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -138,14 +137,6 @@ def _path_problems(cfg: DictConfig) -> list[Problem]:
         paths = [value] if isinstance(value, str) else value if OmegaConf.is_list(value) else []
         problems += [problem for path in paths for problem in path_problems(key, str(path))]
     return problems
-
-
-def _problems_of(call: Callable[..., object], *arguments: Any, **settings: Any) -> list[Problem]:
-    try:
-        call(*arguments, **settings)
-    except RunnerError as error:
-        return list(error.problems)
-    return []
 
 
 def hook_problems(cfg: DictConfig) -> list[Problem]:

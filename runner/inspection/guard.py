@@ -27,7 +27,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__
 COPIES = {"_to_copy", "copy_"}
 #: operations that compute nothing, so that a slow type does not matter
 FREE = {
-    *("detach", "view", "_to_copy", "empty", "empty_like", "zeros", "zeros_like", "lift_fresh", "alias", "t", "expand"),
+    *("detach", "view", "_to_copy", "empty", "empty_like", "zeros", "zeros_like", "lift_fresh", "alias", "t", "expand")
 }
 #: products of a layer, and which argument is the layer's input
 PRODUCTS = {"linear": 0, "addmm": 1, "mm": 0}

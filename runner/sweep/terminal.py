@@ -158,12 +158,7 @@ def kind(objectives: Sequence[Mapping[str, str]]) -> str:
 
 
 def plan(
-    table: Table,
-    sweep: Sweep,
-    prepared: Sequence[PreparedJob],
-    *,
-    slots: str,
-    search: Sequence[tuple[str, str]],
+    table: Table, sweep: Sweep, prepared: Sequence[PreparedJob], *, slots: str, search: Sequence[tuple[str, str]]
 ) -> None:
     """Print the slots and the jobs before the first one starts, and the skipped ones with the reason.
 

@@ -50,13 +50,7 @@ class Decision:
 
 
 def look(
-    goal: Goal,
-    seeds: Sequence[int],
-    ours: Values,
-    theirs: Values,
-    *,
-    lost: Collection[int] = (),
-    is_over: bool = False,
+    goal: Goal, seeds: Sequence[int], ours: Values, theirs: Values, *, lost: Collection[int] = (), is_over: bool = False
 ) -> Decision | list[int]:
     """Return a decision, or the seeds that both sides need for the next look.
 

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.layout import Layout
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -41,13 +40,11 @@ SECONDS_BETWEEN_READS = 0.5
 SECONDS_BETWEEN_KEYS = 0.1
 NUM_JSON_POINTS = 500  # of a curve in --json
 FOOT = "q leaves, it continues"
-#: a curve, and the band behind it
-COLORS = {"train": ("#6c9cff", "#2f4a80"), "val": ("#ee854a", ""), "test": ("#ffffff", "")}
-OTHER_COLORS = ("#8fd18f", "")
+COLORS = {"train": "#6c9cff", "val": "#ee854a", "test": "#ffffff"}
+OTHER_COLOR = "#8fd18f"
 OTHER_JOBS = "#5a6b8c"
 STATES = {"running": "green", "finished": "cyan", "failed": "red", "killed": "yellow"}
 MIN_ROWS, MIN_COLUMNS = 7, 56  # of a plot
-MIN_SPARK, MAX_SPARK = 8, 40  # columns of a job's curve
 #: the bit of each dot of a Braille character, by row and column
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 BRAILLE = 0x2800
@@ -142,7 +139,7 @@ class WatchedSweep:
         counts = ", ".join(f"{count} {state}" for state, count in Counter(row.job.state for row in rows).items())
         head = _line((self.name, "bold"), f"  {len(rows)} jobs: {counts}")
         head.append(f"; {len(shown)} of them here" if len(shown) < len(rows) else "")
-        table = _job_table(sorted(shown, key=lambda row: row.job.number), goal, plain=plain)
+        table = _job_table(sorted(shown, key=lambda row: row.job.number), goal)
         has_plot = height - 3 - len(shown) >= MIN_ROWS
         rest = _plot_of_jobs(runs, goal, plain=plain) if has_plot else " "
         return _stack(head, Layout(table, size=len(shown) + 1), Layout(rest), _line((foot, "dim")))
@@ -276,15 +273,11 @@ def _kinds(run: LiveRun) -> dict[str, list[str]]:
     return {kind: sorted(kinds[kind], key=place) for kind in sorted(kinds, key=order)}
 
 
-def _colors(name: str) -> tuple[str, str]:
-    return COLORS.get(name.partition("/")[0], OTHER_COLORS)
-
-
-def _job_table(rows: Sequence[WatchedJob], goal: str, *, plain: bool) -> Table:
+def _job_table(rows: Sequence[WatchedJob], goal: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for title in ("job", "name", "state", "step", goal, "best", ""):
-        is_text = title in ("name", "state", "")
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=title not in ("name", ""))
+    for title in ("job", "name", "state", "step", goal, "best"):
+        is_text = title in ("name", "state")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=title != "name")
     for row in rows:
         run, name = row.run, _line(row.job.name or ledger.DEFAULTS)
         cells: list[RenderableType] = [str(row.job.number), name]
@@ -295,27 +288,28 @@ def _job_table(rows: Sequence[WatchedJob], goal: str, *, plain: bool) -> Table:
         of = f"/{run.num_steps:,}" if run.num_steps else ""
         last, best = run.last(goal), run.best(goal)
         values = (readable(value) if value is not None else "" for value in (last, best and best[0]))
-        table.add_row(*cells, f"{run.step:,}{of}", *values, "" if plain else Spark(run, goal))
+        table.add_row(*cells, f"{run.step:,}{of}", *values)
     return table
 
 
 def _plot(run: LiveRun, kind: str, names: Sequence[str], *, plain: bool) -> Plot:
-    title = _line((kind, "bold"))
+    title, curves = _line((kind, "bold")), []
     for name in names:
-        value, best = run.last(name), run.best(name)
-        split = name.partition("/")[0]
+        value, best, split = run.last(name), run.best(name), name.partition("/")[0]
+        color = COLORS.get(split, OTHER_COLOR)
         if value is not None:
-            title.append(f"  {f'{split} ' * (name != kind)}{readable(value)}", _colors(name)[0])
+            title.append(f"  {f'{split} ' * (name != kind)}{readable(value)}", color)
         if best is not None and split == "val":
-            title.append(f" (best {readable(best[0])} at {best[1]:,})", _colors(name)[0])
-    return Plot(title, [PlottedCurve(run, name, *_colors(name)) for name in names], is_loss=kind == "loss", plain=plain)
+            title.append(f" (best {readable(best[0])} at {best[1]:,})", color)
+        curves.append(PlottedCurve(run, name, color))
+    return Plot(title, curves, is_loss=kind == "loss", plain=plain)
 
 
 def _plot_of_jobs(runs: Sequence[LiveRun], goal: str, *, plain: bool) -> Plot:
     title = _line((goal, "bold"), (" of all, the best in colour", "dim"))
     best = [(-found[0] if run.goal.mode == "max" else found[0], run) for run in runs if (found := run.best(goal))]
     ranked = [run for _, run in sorted(best, key=lambda pair: pair[0])]
-    curves = [PlottedCurve(run, goal, OTHER_JOBS if number else COLORS["val"][0]) for number, run in enumerate(ranked)]
+    curves = [PlottedCurve(run, goal, OTHER_JOBS if number else COLORS["val"]) for number, run in enumerate(ranked)]
     return Plot(title, curves[::-1], is_loss=goal.endswith("/loss"), plain=plain)  # the best one on top
 
 
@@ -331,12 +325,11 @@ def _stack(*parts: Text | Layout) -> Layout:
 
 @dataclass(frozen=True)
 class PlottedCurve:
-    """A metric of a run, the color of its means, and the color of the band between its least and greatest values."""
+    """A metric of a run, and its color."""
 
     run: LiveRun
     name: str
     color: str
-    band: str = ""
 
 
 @dataclass(frozen=True)
@@ -368,34 +361,13 @@ class Plot:
         is_log = self.is_loss and low > 0 and high > 3 * low
         canvas = Canvas(width, height, low=low, high=high, is_log=is_log, plain=self.plain)
         for each, curve in drawn:
-            canvas.draw(curve, each.color, band=each.band if len(each.run.points(each.name)[0]) > columns else "")
+            canvas.draw(curve, each.color)
         labels = {0: high, height // 2: math.sqrt(low * high) if is_log else (low + high) / 2, height - 1: low}
         edge, tick = ("|", "|") if self.plain else ("│", "┤")
         return [
             Text(f"{readable(labels[row]):>{WIDTH}}{tick}" if row in labels else f"{'':>{WIDTH}}{edge}", "dim") + line
             for row, line in enumerate(canvas.lines())
         ]
-
-
-@dataclass(frozen=True)
-class Spark:
-    """A curve of one row, without an axis."""
-
-    run: LiveRun
-    metric: str
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(MIN_SPARK, options.max_width), min(MAX_SPARK, options.max_width))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        width = options.max_width
-        curve = thin(self.run.points(self.metric), width * 2, first=1, last=max(2, self.run.step))
-        if width < MIN_SPARK or np.isnan(curve.mean).all():
-            yield Text()
-            return
-        canvas = Canvas(width, 1, low=float(np.nanmin(curve.mean)), high=float(np.nanmax(curve.mean)))
-        canvas.draw(curve, OTHER_COLORS[0])
-        yield canvas.lines()[0]
 
 
 class Canvas:
@@ -417,13 +389,11 @@ class Canvas:
         """Number of dots side by side."""
         return int(self._dots.shape[1] * self._bits.shape[1])
 
-    def draw(self, curve: Thinned, style: str, *, band: str = "") -> None:
-        """Draw a line through the means, over a band from the least to the greatest values (band: its style, or "")."""
+    def draw(self, curve: Thinned, style: str) -> None:
+        """Draw a line through the means."""
         places = np.flatnonzero(~np.isnan(curve.mean))
         if not len(places):
             return
-        if band:
-            self._fill(places, self._rows(curve.greatest[places]), self._rows(curve.least[places]), band)
         columns = np.arange(places[0], places[-1] + 1)
         rows = np.rint(np.interp(columns, places, self._rows(curve.mean[places]))).astype(int)
         following = np.append(rows[1:], rows[-1])

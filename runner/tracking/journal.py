@@ -23,16 +23,7 @@ from runner.errors import DeletedError, RunnerError
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_points
-from runner.tracking.journal_records import (
-    FILE,
-    Gap,
-    Points,
-    Record,
-    encode_event,
-    encode_points,
-    scan,
-    survey,
-)
+from runner.tracking.journal_records import FILE, Gap, Points, Record, encode_event, encode_points, scan, survey
 
 __all__ = ["Journal", "Points", "Record", "is_being_written", "is_held", "read_points", "scan"]
 

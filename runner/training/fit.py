@@ -68,14 +68,7 @@ class Training:
     clock: StepClock | None = None  # of the steps; stacked/fit.py sets it for members
 
     def __init__(
-        self,
-        parts: Parts,
-        settings: Settings,
-        folder: Path,
-        *,
-        observer: Observer,
-        stop: Stop,
-        ranks: Ranks,
+        self, parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks
     ) -> None:
         """Start the background thread, which close() ends."""
         self.parts, self.settings, self.folder = parts, settings, folder

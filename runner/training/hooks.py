@@ -69,13 +69,7 @@ class Hooks:
     """A training's hooks, without those that have failed, and the seconds that they took."""
 
     def __init__(
-        self,
-        hooks: Sequence[Hook],
-        parts: Parts,
-        folder: Path,
-        *,
-        say: Callable[[str], None],
-        must_work: bool = False,
+        self, hooks: Sequence[Hook], parts: Parts, folder: Path, *, say: Callable[[str], None], must_work: bool = False
     ) -> None:
         """must_work: whether an error in a hook ends the training."""
         self.seconds = 0.0

@@ -18,12 +18,7 @@ NODE = "runner.training.add_lora"
 
 
 def add_lora(
-    model: nn.Module,
-    match: str | Sequence[str],
-    *,
-    rank: int = 8,
-    alpha: float = 16.0,
-    train: str | Sequence[str] = (),
+    model: nn.Module, match: str | Sequence[str], *, rank: int = 8, alpha: float = 16.0, train: str | Sequence[str] = ()
 ) -> nn.Module:
     """Add small trained matrices to linear layers of a model, in place, and freeze everything else.
 

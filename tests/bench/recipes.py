@@ -28,12 +28,7 @@ def summary_of(*words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "runner", *words, "tracking.enabled=false", "hydra.run.dir=run"]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=folder,
-            check=False,
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd=folder, check=False
         )
         if done.returncode:
             sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")

@@ -219,10 +219,7 @@ def test_schema_describes_custom_targets_and_options(own_folder, capsys):
     assert "# yaml-language-server: $schema=../../schema.json#/definitions/hydra.launcher" in said
     whole = json.loads((own_folder / "conf/schema.json").read_text())
     net = "_target_: my_parts.Net\n"
-    for group, text, told in (
-        ("model", f"{net}width: 3\nwith: 3", "with"),
-        ("model", f"{net}width: wide", "wide"),
-    ):
+    for group, text, told in (("model", f"{net}width: 3\nwith: 3", "with"), ("model", f"{net}width: wide", "wide")):
         assert any(told in each for each in problems(group, text, whole)), text
     for group, text in (
         ("model", f"{net}width: ${{facts.in_features}}\nshape: [3]\nrate: 0.1\nway: out"),

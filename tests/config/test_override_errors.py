@@ -45,7 +45,7 @@ def test_file_errors_are_reported_with_all_others(conf):
     words, compose = ["experiment=typo", "model=mlpp"], composer([])
     error = explain(HydraException(), words, compose=compose, check=lambda cfg: None)
     assert [problem.source.split()[0] for problem in error.problems] == [
-        *("train.batch_size", "train.num_epoch", "tracking.urii", "model=mlpp"),
+        *("train.batch_size", "train.num_epoch", "tracking.urii", "model=mlpp")
     ]
 
 

@@ -57,7 +57,7 @@ def test_cpu_is_measured_in_each_precision():
         torch.set_float32_matmul_precision("highest")
     assert (list(found["devices"]), found["failed"], found["num_threads"]) == (["cpu"], {}, THREADS)
     cpu = found["devices"]["cpu"]
-    assert list(cpu["matmul_tflops"]) == list(cpu["small_matmul_us"]) == ["fp32", "bf16", "fp16", "fp64"]
+    assert list(cpu["matmul_tflops"]) == ["fp32", "bf16", "fp16", "fp64"]
     assert not cpu.keys() & {*COPIES}
     values = [*cpu["matmul_tflops"].values(), cpu["memory_gb_per_s"], cpu["launch_us"], cpu["host_read_us"]]
     assert all(math.isfinite(value) and value > 0 for value in values)

@@ -8,18 +8,7 @@ import pytest
 import torch
 from refused import problems_of
 
-from runner.device import (
-    Driver,
-    Gpu,
-    Hardware,
-    check_precision,
-    choose,
-    diagnose,
-    parse,
-    precisions,
-    probe,
-    resolve,
-)
+from runner.device import Driver, Gpu, Hardware, check_precision, choose, diagnose, parse, precisions, probe, resolve
 from runner.device import hardware as looking
 from runner.device.choose import backend_of, device_of_process, devices_of_processes
 from runner.device.hardware import GIB

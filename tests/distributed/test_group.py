@@ -11,11 +11,7 @@ from runner.distributed import group
 from runner.distributed.environment import RankInfo, UnmetError
 from runner.distributed.group import join
 
-SRUN = {
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-}
+SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
 
 
 @pytest.fixture(autouse=True)

@@ -25,13 +25,7 @@ from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.step.train_step import make_step
 
-REQUEST = {
-    "speeds": asdict(Speeds()),
-    "usable_bytes": None,
-    "precisions": [],
-    "seconds": 0,
-    "processes": {},
-}
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 NOT_COUNTED = ("aten.detach.default", "prim.device.default")
 IMAGES = ["data=synthetic", "data.num_rows=64", "data.shape=[3,16,16]", "train.batch_size=16"]
 SIGNALS = ["data=synthetic", "data.num_rows=64", "data.shape=[2,20]", "train.batch_size=16"]

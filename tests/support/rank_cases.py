@@ -36,11 +36,7 @@ CASES |= {
     "one row left, in parts": (*CASES["one row left"], PARTS, "optimizer=sgd", "optimizer.momentum=0.9"),
     "stopped early, in parts": (*CASES["stopped early"], PARTS),
     "language in parts": (
-        *(
-            "data=text",
-            f"data.path={Path(__file__).parent / 'language' / 'sentences.txt'}",
-            "data.context_length=32",
-        ),
+        *("data=text", f"data.path={Path(__file__).parent / 'language' / 'sentences.txt'}", "data.context_length=32"),
         *(
             "model=gpt",
             "model.width=32",

@@ -324,11 +324,7 @@ BY_VALUES = [
     Case("lengths", Padded),
 ]
 
-OPTIMIZERS = {
-    "adam": "torch.optim.Adam",
-    "adafactor": "torch.optim.Adafactor",
-    "lion": "zoo.Lion",
-}
+OPTIMIZERS = {"adam": "torch.optim.Adam", "adafactor": "torch.optim.Adafactor", "lion": "zoo.Lion"}
 
 
 def words(optimizer, precision):

@@ -37,10 +37,7 @@ def test_one_of_several_is_taken(found, output):
 
 @pytest.mark.parametrize(
     ("found", "output"),
-    [
-        *((found, None) for found in ((LOGITS, PROBS), NAMED, None, 3.0)),
-        *(({"logits": LOGITS}, "logit"), (LOGITS, 0)),
-    ],
+    [*((found, None) for found in ((LOGITS, PROBS), NAMED, None, 3.0)), *(({"logits": LOGITS}, "logit"), (LOGITS, 0))],
     ids=range(6),
 )
 def test_unusable_outputs_are_named(found, output, messages):

@@ -21,15 +21,7 @@ from runner.errors import Problem, RunnerError
 from runner.experiment.build import prepare
 from runner.experiment.build_data import prepare_data
 from runner.tools.tune import measure, tune
-from runner.tools.tune.measure import (
-    LOST_TURNS,
-    MAX_TURNS,
-    MIN_TURNS,
-    SpeedComparison,
-    compare,
-    difference,
-    is_same,
-)
+from runner.tools.tune.measure import LOST_TURNS, MAX_TURNS, MIN_TURNS, SpeedComparison, compare, difference, is_same
 from runner.tools.tune.tune import TuneOption, in_words, options, with_settings
 
 COMMON = ["device=cpu", "data.limit=400", "train.batch_size=32", "train.num_epochs=1"]

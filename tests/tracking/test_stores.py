@@ -58,13 +58,7 @@ def test_last_argument_replaces_the_environment(monkeypatch):
     assert stores.named([]) is None
 
 
-@pytest.mark.parametrize(
-    ("uri", "write"),
-    [
-        ("foo", "sqlite:///mlflow.db"),
-        ("ftp://there", "sqlite:///mlflow.db"),
-    ],
-)
+@pytest.mark.parametrize(("uri", "write"), [("foo", "sqlite:///mlflow.db"), ("ftp://there", "sqlite:///mlflow.db")])
 def test_invalid_store_is_refused_without_mlflow(uri, write):
     (problem,) = problems_of(stores.named, [f"tracking.uri={uri}"])
     assert (problem.source, problem.suggestions[0]) == (f"tracking.uri={uri}", f"tracking.uri={write}")

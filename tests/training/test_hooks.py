@@ -158,11 +158,7 @@ def called(tmp_path):
         hooks = Hooks([Hook(each.__name__, each, at) for each in functions], parts, tmp_path, say=said.append)
         for step in range(epochs):
             hooks.call("epoch", epoch=0, step=step, values={"val/loss": 0.5})
-        return (
-            [hooks.call(when, epoch=1, step=step, values=dict(values)) for step in (3, 4)],
-            said,
-            parts.kept_model,
-        )
+        return ([hooks.call(when, epoch=1, step=step, values=dict(values)) for step in (3, 4)], said, parts.kept_model)
 
     call.model = parts.kept_model
     return call
@@ -220,8 +216,7 @@ def test_failing_hook_is_reported_once_others_continue(called, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "when"),
-    [("train/loss", "epoch"), ("speed/mine", "end"), ("system/mine", "start"), ("test/loss", "epoch")],
+    ("name", "when"), [("train/loss", "epoch"), ("speed/mine", "end"), ("system/mine", "start"), ("test/loss", "epoch")]
 )
 def test_hook_may_not_replace_builtin_series(called, name, when):
     def takes(view):

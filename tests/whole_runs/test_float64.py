@@ -53,7 +53,7 @@ def dataset():
 SOURCES = {
     "table": ["data=table", "data.path=train.csv", "data.val_path=val.csv", "data.target=y"],
     "mapped table": [
-        *("data=table", "data.path=train.csv", "data.val_path=val.csv", "data.target=y", "data.in_memory=false"),
+        *("data=table", "data.path=train.csv", "data.val_path=val.csv", "data.target=y", "data.in_memory=false")
     ],
     "npz": ["data=arrays", "data.path=rows.npz"],
     **{name: [f"data._target_=double_data.{name}"] for name in ("arrays", "tensors", "dataset")},

@@ -496,11 +496,7 @@ def test_untrusted_folder_gets_no_secrets_or_run(run_folder, requests, capfd, wa
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"name": "${oc.env:AWS_SECRET_ACCESS_KEY}"},
-        {"data__name": "a ${oc.env:HOME} b"},
-        {"model___target_": "mine.f"},
-    ],
+    [{"name": "${oc.env:AWS_SECRET_ACCESS_KEY}"}, {"data__name": "a ${oc.env:HOME} b"}, {"model___target_": "mine.f"}],
 )
 def test_untrusted_folder_reads_no_environment_or_code(run_folder, capfd, change):
     rewritten(run_folder, **change)

@@ -175,11 +175,7 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
 def test_the_guides_to_what_is_ones_own(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(own_folder))
     text = section("README.md", "Custom model, data and loss")
-    assert write_guides(own_folder) == {
-        "my_models.py",
-        "my_parts.py",
-        "conf/model/net.yaml",
-    }
+    assert write_guides(own_folder) == {"my_models.py", "my_parts.py", "conf/model/net.yaml"}
     commands = commands_in(text)
     assert len(commands) == 2
     for words in commands:

@@ -10,15 +10,7 @@ from runner import run
 from runner.tracking.journal_reader import read_points
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "research" / "programs.py"
-NAMES = [
-    "mnist",
-    "word_language_model",
-    "regression",
-    "vae",
-    "simclr",
-    "pinn",
-    "time_sequence",
-]
+NAMES = ["mnist", "word_language_model", "regression", "vae", "simclr", "pinn", "time_sequence"]
 
 
 @pytest.mark.parametrize("name", NAMES)

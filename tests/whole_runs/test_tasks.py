@@ -141,12 +141,7 @@ def test_9_a_metric_that_is_not_there(ask, swept):
 
 
 def test_10_failed_job_is_fixed(ask, monkeypatch):
-    words = [
-        "-m",
-        *OWN_TASK,
-        "optimizer.lr=0.01,0.02",
-        "sweep.batch=off",
-    ]
+    words = ["-m", *OWN_TASK, "optimizer.lr=0.01,0.02", "sweep.batch=off"]
     monkeypatch.setenv("BREAK", "1")
     code, found = ask(*words, "hydra.sweep.dir=multirun/broken/sweep")
     assert code == 1 and [job["state"] for job in found["jobs"]] == ["failed"] * 2

@@ -82,8 +82,7 @@ def _problems(setting: Any) -> list[Problem]:
 
 #: the setting `data.augment`
 Augmentations = Annotated[
-    Mapping[str, Any] | Sequence[Any] | None,
-    Check(lambda value: not _problems(value), "", "", explain=_problems),
+    Mapping[str, Any] | Sequence[Any] | None, Check(lambda value: not _problems(value), "", "", explain=_problems)
 ]
 
 

@@ -12,7 +12,6 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +134,6 @@ def cpu_groups(slots: Mapping[str, int], *, num_cpus: int, num_threads: int | No
     return slots["cpu"] if slots["cpu"] > 1 else max(1, min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))
 
 
-def num_groups(order: Iterable[Slot], devices: Collection[str]) -> int:
-    """Return how many groups may compute at a time on these devices."""
-    return sum(slot.device in devices for slot in order)
-
-
 def _kind(device: str) -> str:
     return device.partition(":")[0]
 
@@ -171,7 +165,10 @@ class Slots:
         every = slots_of(hardware, self._slots, groups=self._groups)
         self._order = [slot for slot in every if slot.device in devices]
         of_jobs = [str(slot) for slot in self._order if not slot.for_groups]
-        return Capacity(", ".join(of_jobs) or "none", len(of_jobs), partial(num_groups, self._order))
+        return Capacity(", ".join(of_jobs) or "none", len(of_jobs), self._num_groups)
+
+    def _num_groups(self, devices: Collection[str]) -> int:
+        return sum(slot.device in devices for slot in self._order)
 
     def start(self, prepared: PreparedJob, context: RunContext) -> str | None:
         """Start the job and return its device, or None without a free slot."""

@@ -49,11 +49,7 @@ class Figure:
 
 def draw(report: Report) -> dict[str, list[Figure]]:
     """Return the plots by the section of the page, in its order."""
-    return {
-        "Search": draw_search(report),
-        "Keys": draw_keys(report),
-        "Curves": draw_curves(report),
-    }
+    return {"Search": draw_search(report), "Keys": draw_keys(report), "Curves": draw_curves(report)}
 
 
 def draw_curves(report: Report) -> list[Figure]:

@@ -27,12 +27,7 @@ TESTED_CALLS = 2
 
 
 def make_compiled(
-    make: Callable[..., Step],
-    *,
-    optimizer: Optimizer,
-    is_first: bool,
-    kind: Compiling,
-    say: Callable[[str], None],
+    make: Callable[..., Step], *, optimizer: Optimizer, is_first: bool, kind: Compiling, say: Callable[[str], None]
 ) -> Step:
     """Make a step that is one compiled function; only the forward pass with its loss if torch can't compile the whole.
 

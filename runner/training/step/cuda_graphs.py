@@ -45,11 +45,7 @@ class GraphSteps:
     most_calls = MAX_AT_ONCE // STEPS_A_REPLAY
 
     def __init__(
-        self,
-        capture: Capture,
-        *,
-        compiled: Repeater | None = None,
-        replaced: Callable[[], Sequence[str]] = lambda: (),
+        self, capture: Capture, *, compiled: Repeater | None = None, replaced: Callable[[], Sequence[str]] = lambda: ()
     ) -> None:
         self._capture, self._compiled, self._replaced = capture, compiled, replaced
         self._taken: Counter[Sizes] = Counter()

@@ -189,10 +189,7 @@ def _take_turns(optimizer: Turns, steps: Mapping[str, Step], *, averages: Averag
 
 
 def shares(
-    batches: Sequence[Any],
-    num_counted: Callable[[Any], Tensor] | None,
-    *,
-    count_rows: Callable[[Any], int] = num_rows,
+    batches: Sequence[Any], num_counted: Callable[[Any], Tensor] | None, *, count_rows: Callable[[Any], int] = num_rows
 ) -> Iterator[tuple[Any, float | Tensor]]:
     """Yield each batch with its share of the step: of the examples, or of what num_counted() counts, () or (M,)."""
     if num_counted is None:

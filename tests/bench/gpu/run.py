@@ -23,13 +23,7 @@ ROOT = HERE.parents[2]
 PLACE = ROOT / ".gpu"
 #: seconds of each part, the most important first
 SECONDS = {"graphs": 60, "smoke": 120, "tests": 150, "several": 60, "groups": 190, "tables": 150, "steps": 60}
-SECONDS |= {
-    "memory": 130,
-    "gpt": 240,
-    "cifar": 240,
-    "syncs": 30,
-    "machine": 40,
-}
+SECONDS |= {"memory": 130, "gpt": 240, "cifar": 240, "syncs": 30, "machine": 40}
 PEERS = {"cpu": "limit,ours"}
 EVERY_PEER = "limit,limit_graph,limit_compiled_graph,ours,ours_graph,ours_compiled_graph"
 
@@ -43,11 +37,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.device != "cpu" and list(PLACE.glob("wheels/*.whl")):
         use_own_environment()
-    os.environ |= {
-        "PYTHONPATH": str(HERE),
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "HF_HUB_OFFLINE": "1",
-    }
+    os.environ |= {"PYTHONPATH": str(HERE), "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
     out = Path(os.environ.get("OUT", PLACE / "out"))
     out.mkdir(parents=True, exist_ok=True)
     end, codes = time.monotonic() + given.limit, []

@@ -113,16 +113,7 @@ def test_noise_blurs_the_border():
     assert 0.4 < off <= 0.5
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"shape": "spirals"},
-        {"noise": 0.6},
-        {"noise": -1},
-        {"num_rows": 0},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [{"shape": "spirals"}, {"noise": 0.6}, {"noise": -1}, {"num_rows": 0}], ids=str)
 def test_invalid_playground_is_refused(settings, messages):
     messages(problems_of(playground, **settings))
 

@@ -72,9 +72,5 @@ def test_in_groups_fills_available_slots(num_slots, batch, expected):
     ],
 )
 def test_groups_name_preventing_settings(word, why):
-    found = in_groups(
-        jobs(*of("seed", *range(4)), words=(*MLP, word)),
-        batch="auto",
-        num_slots=lambda devices: 2,
-    )
+    found = in_groups(jobs(*of("seed", *range(4)), words=(*MLP, word)), batch="auto", num_slots=lambda devices: 2)
     assert in_words(found) == [f"4 jobs that differ only in numbers are trained one by one: {why}"]

@@ -4,7 +4,7 @@ from refused import problems_of
 from runner.device import Gpu, Hardware, diagnose, parse
 from runner.device.unavailable import why_not
 from runner.sweep.launchers import local
-from runner.sweep.launchers.local import Slot, choice_at, cpu_groups, devices_for, num_groups, pick, slots_of
+from runner.sweep.launchers.local import Slot, choice_at, cpu_groups, devices_for, pick, slots_of
 
 GIB = 2**30
 ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
@@ -108,7 +108,6 @@ def test_slots_of_groups_come_last():
     assert pick(["cpu"], free[1:], free[:1], is_group=True) == free[1]
     assert slots_of(BARE, ONE_EACH | {"cpu": 3}, groups=3) == slots_of(BARE, ONE_EACH | {"cpu": 3})
     assert names(slot for slot in slots_of(BOX, ONE_EACH, groups=2) if slot.for_groups) == ["cpu (2)"]
-    assert num_groups(free, ["cpu"]) == 3
 
 
 @pytest.mark.parametrize(

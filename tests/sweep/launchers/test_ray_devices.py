@@ -37,13 +37,7 @@ def test_devices_in_takes_first_of_cluster(policy, has_gpus, devices):
 
 @pytest.mark.parametrize(
     ("policy", "has_gpus"),
-    [
-        (("cuda",), False),
-        (("cuda:7",), False),
-        (("cuda:7",), True),
-        (("mps",), True),
-        (("xpu:1",), False),
-    ],
+    [(("cuda",), False), (("cuda:7",), False), (("cuda:7",), True), (("mps",), True), (("xpu:1",), False)],
     ids=str,
 )
 def test_devices_in_missing_device_has_help(policy, has_gpus, messages):

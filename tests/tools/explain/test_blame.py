@@ -29,11 +29,7 @@ def test_explain_names_row(task, loss):
     rows = torch.zeros(16, 1)
     rows[5] = 1000.0
     parts = SimpleNamespace(
-        model=model,
-        task=task,
-        optimizer=None,
-        device=CPU,
-        precision=SimpleNamespace(autocast=nullcontext),
+        model=model, task=task, optimizer=None, device=CPU, precision=SimpleNamespace(autocast=nullcontext)
     )
     moment = SimpleNamespace(parts=parts, reached=SimpleNamespace(batches=[rows]))
     origin = SimpleNamespace(phase="forward", rows_not_finite=(torch.arange(16) == 5))

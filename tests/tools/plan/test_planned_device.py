@@ -68,8 +68,7 @@ def test_what_was_measured_here_is_used(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("80GiB", 80 * GIB), ("1.5 GB", 3 * GIB // 2), ("512m", 2**29), (1024, 1024), ("2T", 2**41)],
+    ("text", "count"), [("80GiB", 80 * GIB), ("1.5 GB", 3 * GIB // 2), ("512m", 2**29), (1024, 1024), ("2T", 2**41)]
 )
 def test_sizes_as_people_write_them(text, count):
     assert planned_device.num_bytes(text) == count

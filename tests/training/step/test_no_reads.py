@@ -44,13 +44,7 @@ def detector(device):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def reads_of(
-    device,
-    *,
-    train_step=runner.training.step.train_step,
-    loader=Resident,
-    name="fp32",
-):
+def reads_of(device, *, train_step=runner.training.step.train_step, loader=Resident, name="fp32"):
     """Return the reads of a training of some steps, from its first batch to its last row in the buffer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)).to(device)
