@@ -267,8 +267,6 @@ class Session:
             points, files = (ack.counts.get(name, 0) for name in ("points_pending", "files_pending"))
             left = [f"{points:,} points"] * bool(points or not files) + [f"{files} artifacts"] * bool(files)
             self.say(f"tracking: {' and '.join(left)} have not reached {uri}{why}; the run's folder keeps them")
-        elif ack.error:  # of another tracker
-            self.say(f"tracking: {ack.error}; `python -m runner sync` tries again")
         more = len(ack.warnings) - MAX_WARNINGS
         for warning in [*ack.warnings[:MAX_WARNINGS], *[f"{more} more of the kind in {LOG}"] * (more > 0)]:
             self.say(f"tracking: {warning}")

@@ -95,7 +95,6 @@ class Parent:
                 **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
             },
             system_metrics=False,
-            trackers=list(config.tracking.trackers or ()),
         )
 
     def note_runs(self) -> None:

@@ -19,7 +19,6 @@ from runner.tracking.journal_records import begins_record, count_points, scan, s
 from runner.tracking.mlflow_store import explain
 
 FILE = "journal/ack.json"  # in a run's folder
-OTHERS = "journal/ack-*.json"  # of other packages' trackers
 REJECTED = "journal/rejected.jsonl"
 
 log = logging.getLogger("runner.tracking")
@@ -72,10 +71,10 @@ class Ack:
         return (self.ended or self.died) and not self.points_pending and not self.postponed
 
 
-def read_ack(folder: Path, file: str = FILE) -> Ack:
+def read_ack(folder: Path) -> Ack:
     """Return the last acknowledgement, with its pending points; an empty one for a damaged file, which costs a replay."""
     try:
-        fields = run_files.read_json(folder / file)
+        fields = run_files.read_json(folder / FILE)
         if fields.pop("sha256") != _digest(fields):
             raise ValueError("the checksum differs")
         fields |= {name: tuple(fields[name]) for name in ("postponed", "warnings")}
@@ -86,12 +85,12 @@ def read_ack(folder: Path, file: str = FILE) -> Ack:
 
 
 def read_error(folder: Path) -> str | None:
-    """Return the first error in the acknowledgements of MLflow and other trackers, without reading the journal."""
-    for file in (folder / FILE, *sorted(folder.glob(OTHERS))):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if (error := run_files.read_json(file)["error"]) is not None:
-                return str(error)
-    return None
+    """Return the error in the last acknowledgement, without reading the journal."""
+    try:
+        error = run_files.read_json(folder / FILE)["error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if error is None else str(error)
 
 
 def start_time_ms(folder: Path) -> int:
@@ -105,12 +104,12 @@ def end_time_ms(folder: Path, ack: Ack, end_ms: int) -> int:
     return max([end_ms, start_time_ms(folder), *(time_ms for _, _, time_ms in ack.last_points.values())])
 
 
-def write_ack(folder: Path, ack: Ack, file: str = FILE) -> None:
+def write_ack(folder: Path, ack: Ack) -> None:
     """Write it atomically, without fsync: an older one after a power cut only costs a replay."""
     fields = {"state": ack.state, **dataclasses.asdict(ack)}
     del fields["points_pending"]
     fields["sha256"] = _digest(fields)
-    run_files.write_whole(folder / file, json.dumps(fields, indent=1) + "\n")
+    run_files.write_whole(folder / FILE, json.dumps(fields, indent=1) + "\n")
 
 
 def _digest(fields: dict[str, Any]) -> str:
@@ -124,16 +123,16 @@ class UploadProgress:
     An Ack of another store or another journal is discarded.
     """
 
-    def __init__(self, folder: Path, uri: str, *, file: str = FILE) -> None:
-        self._folder, self._uri, self._file, self._mask = folder, uri, file, store_uri.masker(uri)
-        self.ack = dataclasses.replace(read_ack(folder, file), points_pending=0)
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder, self._uri, self._mask = folder, uri, store_uri.masker(uri)
+        self.ack = dataclasses.replace(read_ack(folder), points_pending=0)
         if self.ack.uri != store_uri.shown(uri) or not begins_record(folder / JOURNAL, self.ack.offset):
             self.ack = Ack(uri=store_uri.shown(uri))
 
     def note(self, **changes: Any) -> None:
         """Change fields of the Ack and write it."""
         self.ack = dataclasses.replace(self.ack, **changes)
-        write_ack(self._folder, self.ack, self._file)
+        write_ack(self._folder, self.ack)
 
     def begin_again(self, *, is_same_run: bool = False) -> None:
         """Forget what the store acknowledged: it has lost the run, or points of the same run."""

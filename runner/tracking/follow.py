@@ -12,10 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from runner.tracking.backoff import Backoff
 from runner.tracking.pipe import FOLLOW, Line
 from runner.tracking.publisher import NOT_DELIVERED
-from runner.tracking.sync import LOOK_SECONDS, FollowedRun, Turn
+from runner.tracking.sync import LOOK_SECONDS, Backoff, FollowedRun, Turn
 
 BROKEN = 1  # exit code after an unexpected error
 ORPHAN_SECONDS = 120.0  # to send the rest when the training or the sweep was killed

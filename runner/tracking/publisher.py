@@ -84,8 +84,8 @@ class Publisher:
 
     def ack_of(self, folder: Path) -> Ack:
         """Return the same for a followed run."""
-        ack = read_ack(folder)
-        return dataclasses.replace(ack, error=ack.error or read_error(folder) or self._error())
+        ack, error = read_ack(folder), self._error()
+        return ack if error is None else dataclasses.replace(ack, error=ack.error or error)
 
     def first_failure(self) -> str | None:
         """Return the first error that prevents sending, once; else None. Cheap: reads files every two seconds."""
@@ -194,7 +194,7 @@ class Publisher:
 
 
 def _written_at(folder: Path) -> float:
-    """Return when an acknowledgement of the run was last written; -1 without one."""
-    with contextlib.suppress(OSError):
-        return max((file.stat().st_mtime for file in (folder / ACK).parent.glob("ack*.json")), default=-1.0)
-    return -1.0
+    try:
+        return (folder / ACK).stat().st_mtime
+    except OSError:
+        return -1.0

@@ -12,24 +12,43 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from runner.tracking.ack import Ack, read_ack, read_error
-from runner.tracking.backoff import Backoff
+from runner.tracking.ack import Ack, read_ack
 from runner.tracking.journal import is_being_written
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.mlflow_model import Build
 from runner.tracking.mlflow_store import settings
-from runner.tracking.trackers import TrackerCopy, trackers_of
 from runner.tracking.uploader import Uploader
 
 LOCK = "journal/publish.lock"  # in a run directory: one process sends a journal at a time
 
 LOOK_SECONDS = 0.5  # between two looks at a journal
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0  # after a failure
 POSTPONED_SECONDS = 30.0  # between two attempts to send files that failed
 LOCKED_SECONDS = 0.2  # between two attempts to take the lock
 PREDECESSOR_SECONDS = 30.0  # the uploader of an interrupted run may still be sending when the run is resumed
 LINGERING_SECONDS = 8.0  # workers of a killed process hold its journal until they check for their parent, every 5 s
 
 log = logging.getLogger("runner.tracking")
+
+
+class Backoff:
+    """Pauses that double from one failed attempt to the next, up to five seconds."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Note a success."""
+        self._pause, self._last = FIRST_PAUSE_SECONDS, time.monotonic()
+
+    def pause_seconds(self) -> float:
+        """Return the next pause, twice as long each time."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        return pause
+
+    def silent_seconds(self, *, since: float = 0.0) -> float:
+        """Return the seconds since the last success, or since `since` (of time.monotonic()) if that is later."""
+        return time.monotonic() - max(self._last, since)
 
 
 class Turn(enum.Enum):
@@ -66,7 +85,6 @@ class FollowedRun:
         self.has_worked = False  # the last turn sent something
         self.due_at = time.monotonic()  # when it is next looked at
         self._uploader: Uploader | None = None
-        self._copies: list[TrackerCopy] | None = None  # of other packages' trackers; None: not read yet
         self._lock = FileLock(folder / LOCK, thread_local=False)
         self._backoff = Backoff()
         self._postponed_at = time.monotonic() + POSTPONED_SECONDS
@@ -125,8 +143,7 @@ class FollowedRun:
         """Return whether the store has everything, by the journal and its acknowledgement."""
         if self._uploader is None:
             return not _may_have_records(self.folder)
-        is_complete = self._uploader.ack.is_complete and not self._uploader.has_more()
-        return is_complete and all(copy.is_complete for copy in self._copies or ())
+        return self._uploader.ack.is_complete and not self._uploader.has_more()
 
     def note_outage(self, error: str) -> None:
         """Write the reason of an outage to the run's ack.json."""
@@ -141,7 +158,7 @@ class FollowedRun:
 
     def release(self) -> None:
         """Release the lock and the Uploader."""
-        self._uploader = self._copies = None
+        self._uploader = None
         self._lock.release()
 
     def _send(self) -> Turn:
@@ -149,31 +166,20 @@ class FollowedRun:
         if (waits := self._open()) is not None or (uploader := self._uploader) is None:
             self.has_begun |= waits is Turn.IDLE
             return Turn.DONE if is_gone and waits is Turn.IDLE else waits or Turn.IDLE
-        copied = self._copy()
         sent = uploader.attempt(postponed=self._retries_postponed(), most=1)
         self.has_begun = uploader.ack.run_id is not None
         self.has_only_files = sent and not uploader.has_records()
         if sent and uploader.has_more():
             return Turn.MORE
         if not is_gone or not (sent or uploader.only_waits()):
-            return Turn.IDLE if sent and copied else Turn.FAILED
+            return Turn.IDLE if sent else Turn.FAILED
         if uploader.ack.ended or not is_being_written(self.folder):
             sent &= uploader.abandon()
-            copied = self._copy(is_over=True)
         elif time.monotonic() - self._gone_at < self._lingering_seconds:
             return Turn.IDLE
         else:  # another process continues the run
             uploader.leave()
-        return Turn.DONE if sent and copied else Turn.FAILED
-
-    def _copy(self, *, is_over: bool = False) -> bool:
-        if self._copies is None:
-            try:
-                self._copies = trackers_of(self.folder)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the uploader's attempt reports it
-                return False
-        results = [copy.send(is_over=is_over) for copy in self._copies]  # each of them, also after an error
-        return all(results)
+        return Turn.DONE if sent else Turn.FAILED
 
     def _open(self) -> Turn | None:
         """Take the lock and make the Uploader. Returns None, or why there is nothing to do."""
@@ -199,7 +205,7 @@ class FollowedRun:
 
     def _reached(self) -> object:
         ack = self._uploader.ack if self._uploader is not None else Ack()
-        return ack.offset, len(ack.postponed), ack.died, [copy.ack.offset for copy in self._copies or ()]
+        return ack.offset, len(ack.postponed), ack.died
 
 
 def _may_have_records(folder: Path) -> bool:
@@ -235,8 +241,7 @@ def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | 
                     break
                 else:
                     time.sleep(backoff.pause_seconds())
-        ack = read_ack(folder)
-        return dataclasses.replace(ack, error=ack.error or read_error(folder))
+        return read_ack(folder)
     finally:
         run.release()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from runner.tracking import backoff, follow, sync
+from runner.tracking import follow, sync
 from runner.tracking.ack import Ack
 from runner.tracking.follow import UploadLoop
 from runner.tracking.journal import Journal
@@ -437,8 +437,8 @@ def test_failing_runs_end_after_the_grace_time(runs, pipe):
 
 
 def test_end_gives_each_paused_run_a_turn_at_once(runs, pipe, monkeypatch):
-    monkeypatch.setattr(backoff, "FIRST_PAUSE_SECONDS", 1000.0)
-    monkeypatch.setattr(backoff, "LONGEST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(sync, "FIRST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(sync, "LONGEST_PAUSE_SECONDS", 1000.0)
     uploads = [runs.add(name, Upload(False)) for name in ("sweep", "a", "b")]
     line = pipe.line(grace_seconds=1000.0)
     for name in ("a", "b"):
