@@ -72,6 +72,7 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         RunnerError: All errors in them: unknown flags, values out of range, flags that are missing, keys that the
             command does not take.
     """
+    words = [_unquoted(word) for word in words]
     rest = [*words]
     problems: list[Problem] = []
     values: list[str] = []
@@ -81,8 +82,6 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
     missing = {option.name: option for option in command.options if option.is_required}
     while rest:
         argument = rest.pop(0)
-        if argument[:1] in "'\"" and argument[:1] == argument[-1:] and "=" in argument:
-            argument = argument[1:-1]  # quotes of a suggestion, which no shell has removed
         name, equals, text = argument.partition("=")
         own = command.option(f"{name}=" if equals and argument[:1] != "-" else name)
         option = own or (FLAGS.get(name) if command.keys is not None else None)
@@ -120,7 +119,7 @@ def parse(command: Command, words: Sequence[str]) -> Arguments:
         flags, overrides = _checked(command, words, flags, overrides, problems)
         problems += _flag_problems(command, flags)
         problems += _key_problems(command, overrides)
-    if problems and command.composes and not any(map(override_errors.has_several, overrides)):
+    if problems and overrides and command.composes and _are_apart(problems, overrides):
         problems += _errors_of_composition(command, flags, overrides)
     refuse(dict.fromkeys(problems))
     return Arguments(command, [*words], tuple(values), options, flags, overrides, answer.is_json())
@@ -253,6 +252,18 @@ def _checked(
             problems += [override_errors.ambiguous(override, takes_sweep=takes_sweep) for override in several]
         # else the composition reports them, next to other errors
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
+
+
+def _unquoted(word: str) -> str:
+    """Remove the quotes of a suggestion that no shell has removed: no override begins with one."""
+    return word[1:-1] if word[:1] in ("'", '"') and word[:1] == word[-1:] and "=" in word else word
+
+
+def _are_apart(problems: Sequence[Problem], overrides: Sequence[str]) -> bool:
+    """Whether the overrides can be judged without the refused flags: none of these chooses a file or a directory."""
+    meant = [each.partition("=")[0] for problem in problems for each in problem.suggestions if "=" in each]
+    are_flags = all(problem.code == "unknown-flag" for problem in problems)
+    return are_flags and all("." in key for key in meant) and not any(map(override_errors.has_several, overrides))
 
 
 def _errors_of_composition(command: Command, flags: list[str], overrides: list[str]) -> tuple[Problem, ...]:

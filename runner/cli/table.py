@@ -1,4 +1,4 @@
-"""The table of commands. Parsing, `--help`, shell completion and the reference in runner/README.md are made from it.
+"""The table of commands. Parsing, `--help`, shell completion and the reference in runner/docs/reference.md are made from it.
 
 A command is one entry in COMMANDS and one function, in commands.py or where the entry says. runner/README.md says how another
 package adds one.
@@ -226,7 +226,7 @@ def _option_help(option: Option) -> str:
 
 
 def reference() -> str:
-    """Return the table of our commands in runner/README.md."""
+    """Return the table of our commands in runner/docs/reference.md."""
     rows = ["| command | does |", "|---|---|"]
     for command in COMMANDS.values():
         usage = command.usage.removeprefix("python -m runner ").replace("|", "\\|")

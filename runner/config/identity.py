@@ -27,6 +27,8 @@ REMOVED_ARGUMENTS: dict[str, dict[str, Any]] = {
     "runner.data.huggingface": {"data_dir": None, "streaming": False, "num_rows": None},
     "runner.data.playground": {"features": ["x1", "x2"]},
 }
+#: keys that earlier versions did not have, with the value that changes nothing
+ADDED = {"model.head_only": False, "model.lora": None}
 #: keys that describe the data or the command, and keys without a meaning now
 NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.", *REMOVED)
 
@@ -53,8 +55,9 @@ def chosen(cfg: DictConfig) -> dict[str, Any]:
 def chosen_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of all values that make the experiment."""
     data = {key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")}
-    removed = {f"data.{name}" for name in removed_arguments(data)}
-    return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN) and key not in removed}
+    left_out = {f"data.{name}" for name in removed_arguments(data)}
+    left_out |= {key for key, value in ADDED.items() if values.get(key) == value}
+    return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN) and key not in left_out}
 
 
 def removed_arguments(node: Mapping[str, Any]) -> list[str]:

@@ -39,7 +39,9 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
     amiss = _amiss(own, found)
     if amiss and (strict or not fitting):
         fix = "use `model.strict=false` to load what fits, or a model with the sizes of the file"
-        if not fitting:
+        if any(name.endswith(".lora_down") for name in found):
+            fix = "run `python -m runner export RUN --format safetensors`, which merges LoRA, and use that file"
+        elif not fitting:
             fix = "use a file of this model, or the model of this file"
         raise RunnerError.of(f"model.weights={path}", "\n".join(amiss), fix)
     model.load_state_dict(fitting, strict=False)

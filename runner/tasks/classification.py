@@ -76,7 +76,9 @@ class Classification(BuiltinTask):
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
         targets: Tensor = batch[1]
         if self.kind == "multiclass" and outputs.dim() != targets.dim() + (not targets.is_floating_point()):
-            shape, expected = tuple(outputs.shape), (*outputs.shape[:1], self.num_classes, *targets.shape[1:])
+            num_classes = "C" if self.num_classes == UNKNOWN else self.num_classes
+            shape = tuple(outputs.shape)
+            expected = f"({', '.join(map(str, (len(targets), num_classes, *targets.shape[1:])))})"
             problem = f"the model gives {shape}, and targets of shape {tuple(targets.shape)} need one score per class"
             raise RunnerError.of("task=classification", problem, f"return scores of shape {expected} from `forward`")
         loss = self._loss(outputs, targets)

@@ -100,12 +100,12 @@ def _differences(alone: Sequence[Run], together: Sequence[Run]) -> tuple[float, 
     equal = 0
     for one, other in zip(alone, together, strict=True):
         mine, theirs = one.state()["model"], other.state()["model"]
-        assert one.heard.points.keys() == other.heard.points.keys()
+        assert one.listener.points.keys() == other.listener.points.keys()
         for name, value in mine.items():
             distance = (value.double() - theirs[name].double()).norm() / (value.double().norm() + 1e-9)
             weights = max(weights, float(distance))
-        for key, value in one.heard.points.items():
-            points = max(points, abs(other.heard.points[key] - value) / (abs(value) + 1e-3))
+        for key, value in one.listener.points.items():
+            points = max(points, abs(other.listener.points[key] - value) / (abs(value) + 1e-3))
         equal += all(torch.equal(value, theirs[name]) for name, value in mine.items())
     return weights, points, equal
 

@@ -192,7 +192,7 @@ def trained_by_hand(inputs, targets, orders):
 
 
 def losses_of(run):
-    return [value for (name, _), value in sorted(run.heard.points.items()) if name == "train/loss"]
+    return [value for (name, _), value in sorted(run.listener.points.items()) if name == "train/loss"]
 
 
 def test_cross_validation_is_a_loop_by_hand(tmp_path):
@@ -211,7 +211,7 @@ def test_cross_validation_is_a_loop_by_hand(tmp_path):
         assert losses_of(run) == losses
         with torch.no_grad():
             expected.append(float(F.cross_entropy(model(inputs[validated]), targets[validated])))
-        found.append(run.heard.points["val/loss", len(losses)])
+        found.append(run.listener.points["val/loss", len(losses)])
     assert found == pytest.approx(expected, rel=1e-6)
     assert statistics.fmean(found) == pytest.approx(statistics.fmean(expected), rel=1e-6)
 

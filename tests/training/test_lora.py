@@ -12,7 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from runner import cli
+from runner.device import torch_private
 from runner.training.lora import add_lora, merge, merged_node
+from runner.training.stacked.compiled import Compiled
+from runner.training.step.choose import how_to_compile
 
 QUIET = ["tracking.enabled=false", "device=cpu", "model=mlp", "model.hidden_sizes=[16,16]"]
 
@@ -129,9 +132,12 @@ def test_members_share_the_frozen_body(tmp_path, monkeypatch):
     words = [*QUIET, "model.weights=base.pt", "model.lora={match: 'hidden.*', rank: 2, train: output}"]
     seeds = [[f"seed={seed}"] for seed in (1, 2, 3)]
     alone = trained_alone(tmp_path / "alone", words, seeds)
-    together = trained_together(tmp_path / "together", words, seeds)
-    weights, points = largest_difference(alone, together)
-    assert weights < 1e-5 and points < 1e-5
+    monkeypatch.setattr(torch_private, "compile_graph", lambda graph, inputs, options: graph)
+    kind = how_to_compile(run.parts, is_alone=True)
+    for compiled in (None, Compiled(kind, print)):
+        together = trained_together(tmp_path / f"together{bool(compiled)}", words, seeds, 2, compiled=compiled)
+        weights, points = largest_difference(alone, together)
+        assert weights < 1e-5 and points < 1e-5
     own = [each.parts.model for each in together]
-    assert len({each.hidden[0].weight.data_ptr() for each in own}) == 1
+    assert len({each.hidden[0].weight.data_ptr() for each in own}) == 2  # two members, and one on its own
     assert len({each.hidden[0].lora_up.data_ptr() for each in own}) == 3

@@ -101,7 +101,7 @@ def _are_formats(values: Any) -> bool:
 
 
 def _are_marks(values: Any) -> bool:
-    marks = values if isinstance(values, list | tuple) else [values]
+    marks = values if isinstance(values, Iterable) and not isinstance(values, str) else [values]
     return not any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks)
 
 

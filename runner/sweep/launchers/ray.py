@@ -62,7 +62,9 @@ class Site:
         """Return the id of the node, and whether it shares the sweep's directory, in which `mark` is."""
         import ray
 
-        is_shared = Path(mark).is_file() and Path(mark).read_text() == secret
+        is_shared = False
+        with contextlib.suppress(OSError):  # there is no such file, or it can't be read
+            is_shared = Path(mark).read_text() == secret
         return ray.get_runtime_context().get_node_id(), is_shared
 
     async def run(self, request: Request) -> int | None:
@@ -264,7 +266,7 @@ class RayCluster:
     def _end_of(self, number: int, stay: Stay) -> Ended:
         del self._stays[number]
         self._ready.discard(stay.promise)
-        code: int | None = 1
+        code: int | None = None if stay.node is None else 1  # lost by Ray, or its machine lacks the directory
         cause = stay.problem
         if stay.node is not None and cause is None:
             try:

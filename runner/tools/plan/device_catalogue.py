@@ -71,7 +71,8 @@ def model(name: str, *, kind: str) -> DeviceModel:
         return MODELS[name]
     asked = f"plan.device_name={name}"
     if not names:
-        ways = [f"device={MODELS[name].kind} {asked}"] if name in MODELS else ["plan.device_memory=16GiB"]
+        hits = [name] if name in MODELS else nearest(name, MODELS)
+        ways = [f"device={MODELS[hit].kind} plan.device_name={hit}" for hit in hits] or ["plan.device_memory=16GiB"]
         raise RunnerError.suggest(asked, f"there are no known devices of kind `{kind}`", ways)
     near = nearest(name, names) or names
     problem = f"there is no device `{name}`; for `{kind}` there are {', '.join(names)}"

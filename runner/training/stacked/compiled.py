@@ -49,7 +49,7 @@ class Compiled:
         count, rows = tensors(batch)[0].shape[:2]
         if self.why_not or self.kind.usual_rows not in (None, rows):
             return None
-        look = repr([(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors(batch)])
+        look = repr([(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors(batch)] + _constants(stack))
         larger = [size for size, other in self._functions if other == look and count <= size < 2 * count]
         key = (min(larger, default=count), look)
         if key not in self._functions:
@@ -69,6 +69,12 @@ class Compiled:
     def clear(self) -> None:
         """Forget the functions, for which the memory is too small."""
         self._functions.clear()
+
+
+def _constants(stack: ModelStack) -> list[Any]:
+    """Return which weights a function of this stack contains, and their memory: those that its members share."""
+    named = stack.wholes[0].named_parameters()
+    return [(name, each.data_ptr()) for name, each in named if name not in stack.parameters]
 
 
 class Function:

@@ -117,7 +117,8 @@ def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _are_shared(tensors: Sequence[Tensor], num_members: int) -> bool:
-    if len(tensors) < num_members or any(own.requires_grad or not isinstance(own, nn.Parameter) for own in tensors):
+    is_frozen = not any(own.requires_grad or not isinstance(own, nn.Parameter) for own in tensors)
+    if num_members == 1 or len(tensors) < num_members or not is_frozen:
         return False
     first = tensors[0]
     return all(own.shape == first.shape and own.dtype == first.dtype and torch.equal(own, first) for own in tensors)

@@ -65,11 +65,12 @@ def test_compiled_group_resumes_bitwise_identical(tmp_path, made, monkeypatch):
 
 
 @pytest.mark.usefixtures("as_traced")
-def test_compiled_group_shrinks_with_early_stopping(tmp_path):
-    words = [*SAME, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
+@pytest.mark.parametrize(("more", "num"), [([], 4), (["model.freeze=[hidden]"], 2)])
+def test_compiled_group_shrinks_with_early_stopping(tmp_path, more, num):
+    words = [*SAME, *more, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
     made = to_compile(tmp_path / "made", words, SEEDS)
     alone = trained_alone(tmp_path / "alone", words, SEEDS)
-    together = trained_together(tmp_path / "together", words, SEEDS, compiled=made)
+    together = trained_together(tmp_path / "together", words, SEEDS, num, compiled=made)
     ends = [run.result.num_epochs for run in alone]
     assert len(set(ends)) > 1 and [run.result.num_epochs for run in together] == ends
     assert {size for size, _ in made._functions} <= {1, 2, 4}
