@@ -18,7 +18,7 @@ def model(own_folder):
         composed = compose.composer([], loader=compose.CheckedLoader(completes=completes))
         composed(list(words))
         cfg = composed(list(words))
-        return {key for key in cfg.model if key not in ("_target_", "weights", "strict", "freeze")}
+        return {key for key in cfg.model if key not in ("_target_", "weights", "strict", "freeze", "lora", "head_only")}
 
     return of
 

@@ -74,7 +74,7 @@ def test_tune_skips_and_reports_hopeless_settings(words, name, why):
 def test_custom_stream_gets_no_worker_proposal():
     cfg = cfg_of()
     parts = prepare(cfg, torch.device("cpu"))
-    own = OwnLoader(DataLoader(TensorDataset(torch.ones(8, 1))), asked="data=mine")
+    own = OwnLoader(DataLoader(TensorDataset(torch.ones(8, 1))), setting="data=mine")
     found = options(cfg, replace(parts, splits=replace(parts.splits, train=own)), with_precision=False)
     (option,) = [each for each in found if each.name == "data.num_workers"]
     assert not option.tries and "your own stream" in option.why_not
