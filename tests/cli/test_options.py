@@ -1,11 +1,13 @@
 """The arguments of the commands: errors with their help, runs with `=` in their names."""
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
-from refused import problems_in
+from refused import problems_in, problems_of
 
+from runner import cli
 from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS
 
@@ -111,3 +113,27 @@ def test_path_with_equals_sign_is_a_run(own_folder):
     for word in ("seed=1", "seed=1/checkpoints/best.pt"):
         found = parse(COMMANDS["evaluate"], [word, long, "device=cpu"])
         assert (found.run, found.overrides) == (word, [long, "device=cpu"])
+
+
+def test_quotes_that_no_shell_removed_are_removed():
+    arguments = parse(COMMANDS["train"], ["'model.hidden_sizes=[64]'", '"seed=1"'])
+    assert arguments.overrides == arguments.words == ["model.hidden_sizes=[64]", "seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sources"),
+    [
+        (["--bugdet", "3", "train.num_epohcs=3"], ["--bugdet 3", "train.num_epohcs=3"]),
+        (["--data", "playground", "data.shape=xor"], ["--data playground"]),  # chooses what the other belongs to
+    ],
+)
+def test_unknown_flag_hides_no_other_error(words, sources):
+    assert [problem.source for problem in problems_of(parse, COMMANDS["train"], words)] == sources
+
+
+def test_failed_run_has_its_exit_code_in_json(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = ["model=mlp", "data=digits", "data.limit=100", "optimizer=sgd", "optimizer.lr=1e9", "train.num_epochs=9"]
+    assert cli.main([*words, "tracking.enabled=false", "device=cpu", "--json"]) == 1
+    summary = json.loads(capfd.readouterr().out)
+    assert (summary["status"], summary["exit_code"]) == ("failed", 1)

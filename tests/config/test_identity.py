@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from runner.config.identity import changes, chosen, may_change
+from runner.config.identity import changes, chosen, chosen_of, may_change
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_identity_ignores_facts_and_run_settings():
 
 def test_identity_missing_key_is_a_change():
     assert changes({"a": 1, "c": 3, "b": 2}, {"a": 1, "c": 4, "d": 5}) == ["b", "c", "d"]
+
+
+def test_new_keys_at_neutral_values_change_no_experiment():
+    old, now = {"seed": 1}, {"seed": 1, "model.lora": None, "model.head_only": False}
+    assert changes(chosen_of(old), chosen_of(now)) == []
+    assert changes(chosen_of(old), chosen_of(now | {"model.head_only": True})) == ["model.head_only"]

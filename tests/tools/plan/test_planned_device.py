@@ -84,3 +84,9 @@ def test_fitting_devices_are_listed_smallest_first():
     assert found[0] == "A100-40GB"
     assert "H100" in found
     assert "T4" not in found
+
+
+def test_device_name_implies_kind_for_auto():
+    assert planned_device.find(cfg("auto", device_name="T4"), NONE).device == "cuda:0"
+    (problem,) = problems_of(planned_device.find, cfg("cpu", device_name="T4"), NONE)
+    assert problem.suggestions == ("device=cuda plan.device_name=T4",)
