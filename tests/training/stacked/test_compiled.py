@@ -6,6 +6,7 @@ from members import built, largest_difference, members_of, trained_alone, traine
 from torch import nn
 
 from runner.device import torch_private
+from runner.training.observer import Observer
 from runner.training.stacked import check, compiled, fit
 from runner.training.stacked.check import GroupSize, check_alike
 from runner.training.stacked.compiled import Compiled, Function
@@ -65,16 +66,35 @@ def test_compiled_group_resumes_bitwise_identical(tmp_path, made, monkeypatch):
 
 
 @pytest.mark.usefixtures("as_traced")
-@pytest.mark.parametrize(("more", "num"), [([], 4), (["model.freeze=[hidden]"], 2)])
-def test_compiled_group_shrinks_with_early_stopping(tmp_path, more, num):
-    words = [*SAME, *more, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
+def test_compiled_group_shrinks_with_early_stopping(tmp_path):
+    words = [*SAME, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
     made = to_compile(tmp_path / "made", words, SEEDS)
     alone = trained_alone(tmp_path / "alone", words, SEEDS)
-    together = trained_together(tmp_path / "together", words, SEEDS, num, compiled=made)
+    together = trained_together(tmp_path / "together", words, SEEDS, compiled=made)
     ends = [run.result.num_epochs for run in alone]
     assert len(set(ends)) > 1 and [run.result.num_epochs for run in together] == ends
     assert {size for size, _ in made._functions} <= {1, 2, 4}
     assert largest_difference(alone, together)[0] <= 1e-5
+
+
+class EndsEarly(Observer):
+    def values(self, values, *, step, time_ms):
+        raise RuntimeError("this member ends")
+
+
+def end_early(member):
+    if member.folder.name in ("1", "3"):
+        member.observer = EndsEarly()
+
+
+@pytest.mark.usefixtures("as_traced")
+def test_remaining_members_keep_their_own_frozen_weights(tmp_path):
+    words = [*SAME, "model.freeze=[hidden]", "train.num_epochs=3"]
+    made = to_compile(tmp_path / "made", words, SEEDS)
+    alone = trained_alone(tmp_path / "alone", words, SEEDS)
+    together = trained_together(tmp_path / "together", words, SEEDS, 2, compiled=made, change=end_early)
+    assert [run.result.status for run in together] == ["finished", "failed"] * 2
+    assert largest_difference(alone[::2], together[::2])[0] <= 1e-5
 
 
 #: overrides, and how many of the three members compute together
