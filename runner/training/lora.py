@@ -27,8 +27,8 @@ def add_lora(
 
     Args:
         match: Patterns of the layers: nn.Linear, and Conv1D of transformers.
-        rank: Of the product U D.
-        alpha: Its factor, times rank.
+        rank: Number of rows of D and columns of U.
+        alpha: The product U D is multiplied by alpha / rank.
         train: Patterns of other parameters that are trained, such as a new output layer.
 
     Raises:

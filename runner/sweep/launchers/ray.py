@@ -63,7 +63,7 @@ class Site:
         import ray
 
         is_shared = False
-        with contextlib.suppress(OSError):  # there is no such file, or it can't be read
+        with contextlib.suppress(OSError):  # a missing or unreadable file: another directory
             is_shared = Path(mark).read_text() == secret
         return ray.get_runtime_context().get_node_id(), is_shared
 

@@ -73,7 +73,7 @@ def model(name: str, *, kind: str) -> DeviceModel:
     if not names:
         hits = [name] if name in MODELS else nearest(name, MODELS)
         ways = [f"device={MODELS[hit].kind} plan.device_name={hit}" for hit in hits] or ["plan.device_memory=16GiB"]
-        raise RunnerError.suggest(asked, f"there are no known devices of kind `{kind}`", ways)
+        raise RunnerError.suggest(asked, f"no known device has the kind `{kind}`", ways)
     near = nearest(name, names) or names
     problem = f"there is no device `{name}`; for `{kind}` there are {', '.join(names)}"
     raise RunnerError.of(asked, problem, f"use `plan.device_name={near[0]}`, or `plan.device_memory=80GiB`")
