@@ -123,6 +123,7 @@ def test_killed_job_is_marked_during_sweep(folder, uri, client, write, jobs):
         run_id = read_ack(paths["dies"]).run_id
         run = check(client, write, run_id, 200, publisher.ack().run_id, status="KILLED")
         assert run.data.tags["runner.end"] == "the process was killed"
+        wait_for(lambda: read_ack(paths["lives"]).run_id)  # its run is made by another call, maybe later
         lives_id = read_ack(paths["lives"]).run_id
         assert client.get_run(lives_id).info.status == "RUNNING"
         go_on(lives)
