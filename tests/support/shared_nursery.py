@@ -36,7 +36,7 @@ from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 from runner.sweep.search import preload as search_preload
 
-PRELOAD = (*local.PRELOAD, search_preload.__name__, "preloaded")
+PRELOAD = ("no_looking", *local.PRELOAD, search_preload.__name__, "preloaded")
 COMMANDS = 1_000_000  # the numbers of commands and programs start here, above any job's
 
 

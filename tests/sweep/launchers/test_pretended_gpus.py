@@ -1,69 +1,68 @@
-"""Sweeps on a machine with two simulated GPUs: which job runs where, the devices that a job sees, and equal numbers."""
+"""A sweep on a machine with two simulated GPUs: which job runs where, the devices that a job sees, and equal numbers."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from pretended_gpus import sweep
+import waiting
 
 from runner.sweep.jobs import ledger
 from runner.tracking.journal_reader import read_series
+from runner.version import PACKAGES
 
+SUPPORT = Path(waiting.__file__).parent
+WORDS = (
+    "device=cuda:0,cuda:1,cpu,auto",
+    "model=net",
+    "sweep.slots.cuda=2",
+    "hydra.sweep.dir=swept",
+    "train.num_epochs=1",
+)
+WORDS += ("train.batch_size=64", "data.limit=200", "task.plots=false", "tracking.enabled=false", "placement.guard=off")
+OWN = """
+import os
+from torch import nn
 
-def visible(found):
-    """Return the devices that each job saw, by its number."""
-    texts = {number: (found.folder_of(job) / "console.log").read_text() for number, job in found.jobs.items()}
-    return {number: text.partition("visible: ")[2].splitlines()[0] for number, text in texts.items()}
-
-
-def most_at_once(found):
-    """Return how many jobs ran at the same time on each device, according to the ledger."""
-    lines = [json.loads(line) for line in (found.folder / ledger.FILE).read_text().splitlines()]
-    now, most = {}, {}
-    for line in lines:
-        if line["kind"] == "state" and line["device"]:
-            now[line["device"]] = now.get(line["device"], 0) + (1 if line["state"] == "running" else -1)
-            most[line["device"]] = max(most.get(line["device"], 0), now[line["device"]])
-    return most
+class Net(nn.Sequential):
+    def __init__(self, inputs, outputs):
+        print("visible:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+        super().__init__(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
+"""
+YAML = "_target_: own.Net\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
 
 
 @pytest.mark.slow
 def test_jobs_see_only_their_gpu(own_folder, warm):
-    out, found = sweep(warm, own_folder, "device=cuda:0,cuda:1,cpu", "seed=1,2")
-    assert "slots    cuda:0, cuda:1, cpu" in out
-    assert [job.state for job in found.jobs.values()] == ["finished"] * 6
-    assert [job.device for job in found.jobs.values()] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cpu", "cpu"]
-    assert visible(found) == {0: "0", 1: "0", 2: "1", 3: "1", 4: "", 5: ""}
-    assert most_at_once(found) == {"cuda:0": 1, "cuda:1": 1, "cpu": 1}
-    summaries = [json.loads((found.folder_of(job) / "summary.json").read_text()) for job in found.jobs.values()]
-    assert [summary["device"] for summary in summaries] == [job.device for job in found.jobs.values()]
-    losses = [read_series(found.folder_of(job))["train/loss"][2].tolist() for job in found.jobs.values()]
-    assert losses[:2] == losses[2:4] == losses[4:], "the same seed gives bitwise identical losses on every device"
-
-
-@pytest.mark.slow
-def test_automatic_jobs_spread_over_visible_gpus(own_folder, warm):
-    _, found = sweep(warm, own_folder, "device=auto", "seed=1,2,3", "sweep.slots.cuda=2", CUDA_VISIBLE_DEVICES="5,7")
-    assert {job.device for job in found.jobs.values()} == {"cuda:0", "cuda:1"}
-    assert {(job.device, seen) for job, seen in zip(found.jobs.values(), visible(found).values(), strict=True)} == {
-        ("cuda:0", "5"),
-        ("cuda:1", "7"),
+    (own_folder / "own.py").write_text(OWN)
+    (own_folder / "conf/model").mkdir(parents=True)
+    (own_folder / "conf/model/net.yaml").write_text(YAML)
+    paths = os.pathsep.join(map(str, (PACKAGES, SUPPORT / "pretended", SUPPORT)))
+    pretended = {
+        "PYTHONPATH": paths,
+        "PRETENDED_DEVICE": "cuda:0",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "5,7",
     }
-    reasons = [
-        json.loads((found.folder_of(job) / "summary.json").read_text())["device_reason"] for job in found.jobs.values()
-    ]
-    assert all(reason.startswith("auto: ") for reason in reasons)
-    assert max(most_at_once(found).values()) <= 2
-    reruns = [(found.folder_of(job) / "rerun.yaml").read_text() for job in found.jobs.values()]
-    assert all("memory_fraction: 0.5" in text and "sweep:" not in text for text in reruns)
-
-
-@pytest.mark.slow
-def test_mps_has_a_separate_slot(own_folder, warm):
-    out, found = sweep(warm, own_folder, "device=mps,cpu,auto,cuda", device="mps")
-    assert "slots    mps, cpu" in out
-    assert [(job.state, job.device) for job in found.jobs.values()] == [
-        ("finished", "mps"),
-        ("finished", "cpu"),
-        ("finished", "mps"),
-        ("skipped", None),
-    ]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-m", "runner", "-m", *WORDS]
+    process = warm.program(command, cwd=own_folder, env={**os.environ, **pretended}, **streams)
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert "slots    cuda:0, cuda:1, cpu, cuda:0 (2), cuda:1 (2)" in out
+    found = ledger.read(own_folder / "swept")
+    jobs = [(job, found.folder_of(job)) for job in found.jobs.values()]
+    devices = [job.device for job, _ in jobs]
+    assert devices[:3] == ["cuda:0", "cuda:1", "cpu"] and devices[3].startswith("cuda:")
+    seen = [(folder / "console.log").read_text().partition("visible: ")[2].splitlines()[0] for _, folder in jobs]
+    assert seen == [{"cuda:0": "5", "cuda:1": "7", "cpu": ""}[device] for device in devices]
+    summaries = [json.loads((folder / "summary.json").read_text()) for _, folder in jobs]
+    assert [summary["device"] for summary in summaries] == devices
+    assert summaries[3]["device_reason"].startswith("auto: ")
+    for device, (_, folder) in zip(devices, jobs, strict=True):
+        rerun = (folder / "rerun.yaml").read_text()
+        assert ("memory_fraction: 0.5" in rerun) == (device != "cpu") and "sweep:" not in rerun
+    losses = [read_series(folder)["train/loss"][2].tolist() for _, folder in jobs]
+    assert losses[0] == losses[1] == losses[2] == losses[3], "equal seeds, bitwise identical losses on every device"

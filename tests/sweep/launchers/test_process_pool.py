@@ -14,7 +14,6 @@ import psutil
 import pytest
 from waiting import LONGEST, wait_for
 
-from runner.sweep.launchers import local
 from runner.sweep.launchers.process_pool import FORKS, Ended, ProcessPool, call
 from runner.sweep.launchers.worker import Request
 from runner.version import PACKAGES
@@ -75,15 +74,12 @@ def test_pool_forks_from_preloaded_process(pool, tmp_path):
     assert json.loads((tmp_path / "x.json").read_text())["visible"] == ""
 
 
-@pytest.mark.parametrize(
-    ("what", "code"),
-    [("0", 0), ("3", 3), ("raise", 1), ("sys.exit", 7), ("os._exit", 9), ("SIGSEGV", -11), ("SIGKILL", -9)],
-)
-def test_pool_reports_each_end(pool, tmp_path, what, code):
-    pool.start(request("end_as_told", what, tmp_path / "log"))
-    pool.start(request("report", tmp_path / "other.json", tmp_path / "other.log", 1))
-    assert all_ended(pool, 2) == [Ended(0, code), Ended(1, 0)]
-    assert pool.running == [] and (what != "raise" or "ValueError: no" in (tmp_path / "log").read_text())
+def test_pool_reports_each_end(pool, tmp_path):
+    ends = {"0": 0, "3": 3, "raise": 1, "sys.exit": 7, "os._exit": 9, "SIGSEGV": -11, "SIGKILL": -9}
+    for number, what in enumerate(ends):
+        pool.start(request("end_as_told", what, tmp_path / f"{what}.log", number))
+    assert all_ended(pool, len(ends)) == [Ended(number, code) for number, code in enumerate(ends.values())]
+    assert pool.running == [] and "ValueError: no" in (tmp_path / "raise.log").read_text()
 
 
 def test_pool_reports_end_of_unforked_job(tmp_path, monkeypatch):
@@ -104,14 +100,10 @@ def test_pool_signal_reaches_child_processes(pool, tmp_path):
     pids = read_pids(tmp_path / "pids")
     pool.ended()
     pool.signal(0, signal.SIGKILL, whole_group=True)
-    assert all_ended(pool, 1) == [Ended(0, -9)]
+    pool.start(request("wait", f"{tmp_path / 'others'}:no", tmp_path / "log", 1))
+    pool.signal(1, signal.SIGKILL)  # before its fork
+    assert all_ended(pool, 2) == [Ended(0, -signal.SIGKILL), Ended(1, -signal.SIGKILL)]
     assert are_gone(*pids)
-
-
-def test_pool_signal_before_fork_arrives(pool, tmp_path):
-    pool.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log"))
-    pool.signal(0, signal.SIGKILL)
-    assert all_ended(pool, 1) == [Ended(0, -signal.SIGKILL)]
 
 
 def test_pool_close_ends_jobs(pool, tmp_path):
@@ -145,21 +137,9 @@ def test_pool_preload_leaves_no_directory(tmp_path):
 
 @pytest.mark.slow
 @forking
-def test_a_forked_job_computes_on_the_device(device, tmp_path):
-    """The process that forks jobs may not query a GPU, also on a machine without one."""
-    (tmp_path / "no_looking.py").write_text(
-        "import os, torch\n"
-        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
-        "warm = os.getpid()\n"
-        "def refused(real):\n"
-        "    return lambda *given: os._exit(3) if os.getpid() == warm else real(*given)\n"
-        "torch.cuda.is_available = refused(torch.cuda.is_available)\n"
-        "torch.cuda.device_count = refused(torch.cuda.device_count)\n"
-        "FakeTensorMode.__enter__ = refused(FakeTensorMode.__enter__)\n"
-    )
-    paths = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES), str(tmp_path)])}
-    with ProcessPool(paths, preload=["no_looking", *local.PRELOAD, "runner.sweep.search.preload"]) as pool:
-        assert call(pool, jobs_for_nursery.on_device, str(device)) == 3.0
+def test_a_forked_job_computes_on_the_device(device, warm):
+    """The preloaded process may not query a GPU (no_looking.py)."""
+    assert call(warm.stand_in({}), jobs_for_nursery.on_device, str(device)) == 3.0
 
 
 def test_call_returns_or_raises(pool):
@@ -212,8 +192,7 @@ def test_pool_lost_job_loses_its_signal(tmp_path):
         assert all_ended(pool, 1) == [Ended(0, 3)]
 
 
-@pytest.mark.parametrize("forks", KINDS)
-@pytest.mark.parametrize("cares", ["yes", "no"])
+@pytest.mark.parametrize(("forks", "cares"), [(forks, cares) for forks in KINDS for cares in ("yes", "no")][1:])
 def test_a_killed_owner_leaves_no_process(tmp_path, forks, cares):
     script = (
         "import sys, time; from runner.sweep.launchers.process_pool import ProcessPool; from runner.sweep.launchers.worker import Request\n"

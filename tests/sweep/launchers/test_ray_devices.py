@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import socket
 import sys
@@ -115,16 +116,11 @@ def test_job_on_unsharing_node_fails_with_help(ray, tmp_path, capsys):
     config.sweep.grace_seconds = 1
     cluster = RayCluster(resources={"moon": 1})
     cluster.setup(None, config)
-    node = {
-        "Alive": True,
-        "Resources": {"CPU": 1.0},
-        "NodeID": "1",
-        "NodeName": "away",
-        "NodeManagerAddress": "10.0.0.1",
-    }
+    node = {"Alive": True, "Resources": {"CPU": 1.0}, "NodeManagerAddress": "10.0.0.1"}
+    nodes = [{**node, "NodeID": "0", "NodeName": "here"}, {**node, "NodeID": "1", "NodeName": "away"}]
     actor = SimpleNamespace(arrived=SimpleNamespace(remote=lambda *mark: "promise"))
     remote = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *arguments: actor))
-    ray.nodes, ray.remote, ray.kill = lambda: [node], lambda kind: remote, lambda actor: None
+    ray.nodes, ray.remote, ray.kill = lambda: nodes, lambda kind: remote, lambda actor: None
     ray.get, ray.wait = lambda promise: ("1", False), lambda promises, **options: (promises, [])
     cluster._ray = ray
     prepared = PreparedJob(Job(3, (), "seed=3", folder_name="3"), OmegaConf.create({}), devices=("cpu",))
@@ -135,6 +131,23 @@ def test_job_on_unsharing_node_fails_with_help(ray, tmp_path, capsys):
     (ended,) = cluster.ended(0)
     assert (ended.number, ended.code) == (3, 1)
     assert f"away does not have the directory {tmp_path}" in ended.cause and "hydra.sweep.dir=" in ended.cause
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_safe_path_reaches_actors(ray, is_safe, tmp_path, monkeypatch):
+    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith(("_", "n_"))}
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(**flags | {"safe_path": is_safe}))
+    monkeypatch.chdir(tmp_path)
+    cluster, options = RayCluster(), {}
+    cluster._ray = ray
+    ray.remote = lambda kind: SimpleNamespace(
+        options=lambda **more: options.update(more) or SimpleNamespace(remote=str)
+    )
+    cluster.actor(object, {"CPU": 1, "GPU": 0.5, "moon": 1})
+    variables = options["runtime_env"]["env_vars"]
+    assert (options["num_cpus"], options["num_gpus"], options["resources"]) == (1, 0.5, {"moon": 1})
+    assert variables.get("PYTHONSAFEPATH") == ("1" if is_safe else None)
+    assert (str(tmp_path) in variables["PYTHONPATH"].split(os.pathsep)) != is_safe
 
 
 def test_variables_of_job_are_few():

@@ -18,7 +18,7 @@ import simulated_slurm
 import sweeps_in_a_shell
 from omegaconf import OmegaConf
 from refused import problems_of
-from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
+from sweeps_in_a_shell import finish, jobs_in, person, read_until, start, states, summary, sweep
 from waiting import wait_for
 from warm_door import DOOR
 
@@ -89,24 +89,10 @@ def test_slurm_sweep_reports_each_end(empty_store, tmp_path):
 
 
 @slow
-def test_slurm_stopped_sweep_cancels_its_jobs(tmp_path):
-    """The jobs start as on a cluster: no process is forked."""
+def test_slurm_job_is_requeued_then_cancelled(tmp_path):
+    """At its time limit, and with the sweep. The job starts as on a cluster: no process is forked."""
     home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
-    process = start(home, SLURM, *LONG, "seed=1,2", PATH=simulated_slurm.install(slurm), **{DOOR: ""})
-    read_until(process, " started on", 2)
-    wait_for(lambda: all((home / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
-    os.kill(process.pid, signal.SIGTERM)
-    code, text = finish(process)
-    assert code == 143, text
-    assert [state for state, _, _ in states(home).values()] == ["interrupted"] * 2
-    assert sorted(path.name for path in slurm.glob("*.cancelled")) == ["100_0.cancelled", "100_1.cancelled"]
-    wait_for(lambda: not jobs_in(home))
-
-
-@slow
-def test_slurm_job_at_time_limit_resumes(tmp_path):
-    home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
-    process = start(home, SLURM, *LONG, PATH=simulated_slurm.install(slurm))
+    process = start(home, SLURM, *LONG, PATH=simulated_slurm.install(slurm), **{DOOR: ""})
     read_until(process, " started on")
     wait_for(lambda: (home / "swept/0/checkpoints/last.pt").exists())
     os.kill(json.loads((slurm / "100.json").read_text())["pid"], signal.SIGUSR2)
@@ -114,10 +100,13 @@ def test_slurm_job_at_time_limit_resumes(tmp_path):
     stood = summary(home, 0)["num_steps"]
     assert stood > 0
     wait_for(lambda: any(path.read_text().count("run      ") == 2 for path in home.glob("swept/.submitit/*/*_log.out")))
-    interrupt(process)
+    os.kill(process.pid, signal.SIGTERM)
     code, text = finish(process)
-    assert code == 130, text
+    assert code == 143, text
+    assert [state for state, _, _ in states(home).values()] == ["interrupted"]
     assert summary(home, 0)["num_steps"] >= stood
+    assert [path.name for path in slurm.glob("*.cancelled")] == ["100.cancelled"]
+    wait_for(lambda: not jobs_in(home))
 
 
 def queue(monkeypatch, folder, map_array, **settings):
