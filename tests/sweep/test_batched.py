@@ -1,6 +1,5 @@
 """Sweeps whose jobs are trained together, as a user starts them: each job is a normal run, also after a kill."""
 
-import json
 import re
 import shutil
 from contextlib import suppress
@@ -15,29 +14,79 @@ from runner.experiment.summary import Summary
 from runner.sweep.jobs import ledger
 from runner.tracking.journal_reader import read_series
 
-SMALL = (
-    "model=mlp",
-    "model.hidden_sizes=[16]",
-    "model.dropout=0.2",
-    "device=cpu",
-    "train.num_epochs=2",
-    "data.limit=300",
-)
-SEEDS = "seed=range(4)"
-QUIET = ("tracking.enabled=false", "task.plots=false")
+pytestmark = pytest.mark.slow
+SMALL = ("model=mlp", "model.hidden_sizes=[16]", "model.dropout=0.2", "device=cpu", "task.plots=false")
+UNTRACKED = "tracking.enabled=false"
 
 
 @pytest.fixture
 def sweep(warm):
-    """Run a sweep in a directory that exits with 0, and return its output."""
+    """Run a sweep in a directory, and return its output."""
 
-    def run(folder, *words, name="swept"):
+    def run(folder, *words, name="swept", code=0):
         process = warm.command(folder, "-m", *words, f"hydra.sweep.dir={name}")
         output, _ = process.communicate()
-        assert process.returncode == 0, output
+        assert process.returncode == code, output
         return output
 
     return run
+
+
+ROWS = """
+import torch
+
+def rows(number):
+    if number == 2:
+        raise ValueError("no rows for two")
+    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(number))
+    return inputs, (inputs[:, 0] > 0).long()
+"""
+
+
+def test_group_of_jobs_equals_single_runs(own_folder, sweep, warm, empty_store):
+    """A job without data fails without its group; `reproduce` is a single run, and compares all points."""
+    shutil.copy(empty_store, own_folder / "mlflow.db")
+    (own_folder / "my_rows.py").write_text(ROWS)
+    (own_folder / "conf/data").mkdir(parents=True)
+    (own_folder / "conf/data/mine.yaml").write_text("_target_: my_rows.rows\nnumber: ${seed}\n")
+    jobs = "sweep.zip={seed:[0,1,2,3,4],optimizer.lr:[1e-3,1e-3,1e-3,3e-3,3e-3]}"
+    words = (*SMALL[:-1], "data=mine", "task.plots=[confusion]", "train.num_epochs=2", jobs)
+    output = sweep(own_folder, *words, code=1)
+    assert "batch    5 jobs differ only in numbers: trained together, in one group" in output
+    found = ledger.read(own_folder / "swept")
+    states = [job.state for job in found.jobs.values()]
+    assert states == ["finished", "finished", "failed", "finished", "finished"]
+    folders = [found.folder_of(job) for job in found.jobs.values()]
+    summaries = [Summary.read(folder) for folder in folders]
+    assert "no rows for two" in summaries[2].error
+    client = MlflowClient(f"sqlite:///{own_folder}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    by_id = {run.info.run_id: run for run in runs}
+    assert len(runs) == 5  # including the sweep's run, without the job that had no data
+    trained = [(folder, summary) for folder, summary in zip(folders, summaries, strict=True) if not summary.error]
+    best = min(trained, key=lambda each: each[1].best["value"])
+    for folder, summary in trained:
+        log = (folder / "console.log").read_text()
+        assert re.search(r"of 4 jobs compute together", log)
+        # the sweep publishes the jobs and reports this itself
+        assert "by the sweep\n" in log and "not reached" not in log
+        assert (folder / "runner.log").read_text().count("epoch    2/2") == 1
+        assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
+        assert (folder / "plots").exists() == (folder is best[0])  # only the best run has plots and a model
+        assert by_id[summary.run_id].info.status == "FINISHED"
+        assert by_id[summary.run_id].data.metrics["val/loss"] == pytest.approx(summary.metrics["val/loss"])
+    again = warm.command(own_folder, "reproduce", str(folders[3]), UNTRACKED, "task.plots=false")
+    output, _ = again.communicate()
+    assert again.returncode == 0 and "\nreproduced " in output
+
+
+def test_jobs_that_cannot_be_stacked_run_singly(own_folder, sweep):
+    """The message names the jobs, as the same sweep may have others."""
+    words = ("model=gru", "model.hidden_size=8", "data=synthetic", "data.shape=[2,8]", "data.num_rows=100")
+    words += ("seed=0,1", "sweep.batch=2", "train.num_steps=2", "device=cpu", UNTRACKED, "task.plots=false")
+    reason = "torch can't take aten::gru.input for several models at once"
+    assert f"batch    2 jobs are trained one by one: {reason} (seed=0, ...)" in sweep(own_folder, *words)
+    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 2
 
 
 def points(folder):
@@ -62,94 +111,9 @@ def assert_near(one, other):
         assert torch.allclose(weights(other)[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_group_of_jobs_equals_single_runs(own_folder, sweep, warm, empty_store):
-    shutil.copy(empty_store, own_folder / "mlflow.db")
-    rates = "optimizer.lr=1e-3,3e-3"
-    output = sweep(own_folder, *SMALL, "seed=0,1", rates, name="together")
-    assert "batch    4 jobs differ only in numbers: trained together, in one group" in output
-    alone = sweep(own_folder, *SMALL, "seed=0", rates, "sweep.batch=off", *QUIET, name="alone")
-    assert "batch  " not in alone
-    jobs = ledger.read(own_folder / "together").jobs.values()
-    assert [job.state for job in jobs] == ["finished"] * 4
-    folders = [own_folder / "together" / job.folder_name for job in jobs]
-    for folder in folders[:2]:
-        assert_near(folder, own_folder / "alone" / folder.name)
-    for folder in folders:
-        log = (folder / "console.log").read_text()
-        assert re.search(r"of 4 jobs compute together", log)
-        # the sweep publishes the jobs and reports this itself
-        assert "by the sweep\n" in log and "not reached" not in log
-        assert (folder / "runner.log").read_text().count("epoch    2/2") == 1
-        assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
-    summaries = [Summary.read(folder) for folder in folders]
-    best = min(summaries, key=lambda each: each.best["value"])
-    for folder, summary in zip(folders, summaries, strict=True):
-        assert (folder / "plots").exists() == (summary is best)  # only the best run has plots and a model
-    client = MlflowClient(f"sqlite:///{own_folder}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # including the sweep's run
-    by_id = {run.info.run_id: run for run in runs}
-    for summary in summaries:
-        assert by_id[summary.run_id].data.metrics["val/loss"] == pytest.approx(summary.metrics["val/loss"])
-    again = warm.command(own_folder, "reproduce", str(folders[3]), *QUIET)
-    output, _ = again.communicate()
-    assert again.returncode == 0 and "\nreproduced " in output
-
-
-def test_jobs_that_cannot_be_stacked_run_singly(own_folder, sweep):
-    """The message names the jobs, as the same sweep may have others."""
-    words = ("model=gru", "model.hidden_size=8", "data=synthetic", "data.shape=[2,8]", "data.num_rows=100")
-    output = sweep(own_folder, *words, SEEDS, "train.num_steps=2", "device=cpu", *QUIET)
-    reason = "torch can't take aten::gru.input for several models at once"
-    assert f"batch    4 jobs are trained one by one: {reason} (seed=0, ...)" in output
-    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
-    report = json.loads((own_folder / "swept" / "report.json").read_text())
-    assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
-
-
-def test_folds_of_unequal_size_train_in_groups(own_folder, sweep):
-    """27 rows in 4 folds: three of 7 rows, one of 6."""
-    words = (*SMALL[:-1], "data=iris", "data.limit=30", *QUIET)
-    output = sweep(own_folder, *words, "data.fold=0/4,1/4,2/4,3/4", name="together")
-    assert "batch    4 jobs differ only in numbers: trained together, in one group" in output
-    assert "are trained one by one" not in output
-    jobs = ledger.read(own_folder / "together").jobs.values()
-    assert [job.state for job in jobs] == ["finished"] * 4
-    folders = [own_folder / "together" / job.folder_name for job in jobs]
-    logs = [(folder / "console.log").read_text() for folder in folders]
-    assert sorted(re.search(r": (\d+) train", log)[1] for log in logs) == ["20"] * 3 + ["21"]
-    assert [sum(f"of {num} jobs compute together" in log for log in logs) for num in (3, 1)] == [3, 1]
-
-
-ROWS = """
-import torch
-
-def rows(number):
-    if number == 2:
-        raise ValueError("no rows for two")
-    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(number))
-    return inputs, (inputs[:, 0] > 0).long()
-"""
-
-
-def test_job_without_data_fails_without_its_group(own_folder, warm):
-    (own_folder / "my_rows.py").write_text(ROWS)
-    (own_folder / "conf/data").mkdir(parents=True)
-    (own_folder / "conf/data/mine.yaml").write_text("_target_: my_rows.rows\nnumber: ${seed}\n")
-    words = ("data=mine", "model=linear", "seed=range(5)", "device=cpu", "train.num_steps=2", *QUIET)
-    process = warm.command(own_folder, "-m", *words, "hydra.sweep.dir=swept")
-    output, _ = process.communicate()
-    assert process.returncode == 1, output
-    jobs = ledger.read(own_folder / "swept").jobs.values()
-    assert [job.state for job in jobs] == ["finished", "finished", "failed", "finished", "finished"]
-    assert "no rows for two" in Summary.read(own_folder / "swept/2").error
-    assert "of 4 jobs compute together" in (own_folder / "swept/4/console.log").read_text()
-
-
-@pytest.mark.slow
 def test_group_killed_twice_loses_nothing(own_folder, sweep, warm):
-    words = (*SMALL, SEEDS, "scheduler=cosine", "train.ema_decay=0.9", "train.batch_size=50", "train.num_epochs=20")
-    words += ("metrics.pull_every=7", "train.checkpoint_every_steps=9", *QUIET)
+    words = (*SMALL, "seed=range(4)", "data.limit=300", "train.batch_size=50", "train.num_epochs=20", UNTRACKED)
+    words += ("scheduler=cosine", "train.ema_decay=0.9", "metrics.pull_every=7", "train.checkpoint_every_steps=9")
     sweep(own_folder, *words, name="whole")
     log, resumed = own_folder / "killed/3/console.log", ()
     for number, kill in enumerate(("the job", "the sweep"), 1):

@@ -1,7 +1,9 @@
 import json
+import re
 import signal
 import sys
 
+import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from runner.config import compose
@@ -56,8 +58,9 @@ def test_task_error_is_in_summary(own_folder, capfd):
     assert "help:" in capfd.readouterr().out
 
 
-def test_in_turns_after_signal_starts_nothing(tmp_path, monkeypatch):
-    """With folds of two sizes, those of the second size wait for the first."""
+@pytest.mark.parametrize(("is_stopped", "num"), [(True, 3), (False, 4)])
+def test_in_turns_after_signal_starts_nothing(tmp_path, monkeypatch, is_stopped, num):
+    """27 rows in 4 folds: three of 7 rows train together, then the one of 6."""
     fit, jobs = run_together.fit_together, []
     compose_run = compose.composer([])
     for fold in range(4):
@@ -66,9 +69,17 @@ def test_in_turns_after_signal_starts_nothing(tmp_path, monkeypatch):
         del cfg.hydra
         (folder := tmp_path / str(fold)).mkdir()
         jobs.append(run_together.PlannedRun(cfg, folder, RunContext(device=Choice("cpu", "as asked", "cpu"))))
-    monkeypatch.setattr(
-        run_together, "fit_together", lambda *arguments, **more: signal.raise_signal(15) or fit(*arguments, **more)
-    )
-    assert [summary.code for summary in run_together.in_turns(jobs)] == [143, 143, 143]
-    assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3
-    assert [(tmp_path / str(fold) / "summary.json").exists() for fold in range(4)].count(True) == 3
+
+    def stopped(*arguments, **more):
+        signal.raise_signal(signal.SIGTERM)
+        return fit(*arguments, **more)
+
+    if is_stopped:
+        monkeypatch.setattr(run_together, "fit_together", stopped)
+    codes = [summary.code for summary in run_together.in_turns(jobs)]
+    logs = [file.read_text() for fold in range(4) if (file := tmp_path / str(fold) / "console.log").exists()]
+    assert codes == [143 if is_stopped else 0] * (3 if is_stopped else 4)
+    assert len([*tmp_path.glob("*/checkpoints")]) == len([*tmp_path.glob("*/summary.json")]) == num
+    if not is_stopped:
+        assert sorted(re.search(r": (\d+) train", log)[1] for log in logs) == ["20"] * 3 + ["21"]
+        assert [sum(f"of {size} jobs compute together" in log for log in logs) for size in (3, 1)] == [3, 1]
