@@ -67,21 +67,6 @@ def plot(document, name):
     return document.partition(f'id="plot-{name}"')[2].partition("</figure>")[0]
 
 
-def num_lines(svg):
-    return svg.count('class="js-line"')
-
-
-def jobs(document):
-    """Return the numbers of the jobs in the order of the table."""
-    return [int(number) for number in re.findall(r'<tr data-job="(\d+)"', document)]
-
-
-@pytest.fixture(scope="module")
-def grid_file(grid_folder):
-    build.write(grid_folder)
-    return grid_folder / "report.html"
-
-
 def noted(name, value):
     """Return JavaScript that stores a value in the document, for the test to read."""
     return f"document.documentElement.dataset.{name} = {value};"
@@ -91,37 +76,32 @@ def note(document, name):
     return re.search(rf'data-{name}="([^"]*)"', document)[1]
 
 
-def test_page_is_drawn_without_a_network(render, grid_file, grid_folder):
+SORT = "document.querySelectorAll('table.sortable th button').forEach(b => { if (b.textContent === 'samples/s') b.click(); });"
+ORDER = "[...document.querySelectorAll('tr[data-job]')].map(row => row.dataset.job).join(' ')"
+LINES = "['curve-0', 'curve-1'].map(id => document.querySelectorAll(`#plot-${id} .js-line`).length).join(' ')"
+
+
+def test_page_is_drawn_without_a_network(render, grid_folder):
+    results = build.write(grid_folder).results
     loaded = "performance.getEntriesByType('resource').map(e => e.name).join(' ') || 'nothing'"
-    document = render(grid_file, noted("loaded", loaded))
-    assert note(document, "loaded") == "nothing"
-    assert 'data-drawn="3"' in document
-    assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12 + 4  # and medians
-    assert "0.9775 ± 0.0033</td>" in document
-    assert plot(document, "keys").count('<path class="point"') == 3 * 12
-    assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
-    assert re.search(r'<tr data-job="4" class="best">', document)
-
-
-def test_click_sorts_in_both_directions(render, grid_file, grid_folder):
-    results = build.read_report(grid_folder).results
-    known = [result for result in results if result.samples_per_second]
-    by_speed = [result.job for result in sorted(known, key=lambda result: result.samples_per_second)]
-    click = "document.querySelectorAll('table.sortable th button').forEach(b => { if (b.textContent === 'samples/s') b.click(); });"
-    order = "[...document.querySelectorAll('tr[data-job]')].map(row => row.dataset.job).join(' ')"
-    document = render(grid_file, click + noted("once", order) + click)
-    once, twice = [int(number) for number in note(document, "once").split()], jobs(document)
-    assert once[:12] == by_speed and twice[:12] == by_speed[::-1]
-    assert set(once[12:]) == set(twice[12:]) == {12, 13, 14, 15}  # jobs without a value stay last
-
-
-def test_the_legend_shows_and_hides_lines(render, grid_file):
     none = "document.querySelector('.choice[data-first=\"0\"]').click();"
     one = "document.querySelector('.chip[data-job=\"7\"]').click();"
-    ids = "['curve-0', 'curve-1']"
-    lines = f"{ids}.map(id => document.querySelectorAll(`#plot-${{id}} .js-line`).length).join(' ')"
     best = "document.querySelector('.choice[data-first=\"5\"]').click();"
-    document = render(grid_file, none + one + noted("one", lines) + best)
-    assert note(document, "one") == "2 2"  # the job's line, and the median of its seeds
-    assert num_lines(plot(document, "curve-0")) == 5 + 2
+    deeds = [noted("loaded", loaded), noted("lines", LINES), noted("order", ORDER), SORT, noted("once", ORDER), SORT]
+    document = render(grid_folder / "report.html", "".join([*deeds, none, one, noted("one", LINES), best]))
+    assert note(document, "loaded") == "nothing"
+    assert 'data-drawn="3"' in document and "0.9775 ± 0.0033</td>" in document
+    assert plot(document, "keys").count('<path class="point"') == 3 * 12
+    assert re.search(r'<tr data-job="4" class="best">', document)
+    # the columns are sorted in both directions; jobs without a value stay last
+    assert [int(number) for number in note(document, "order").split()] == [result.job for result in results]
+    known = [result for result in results if result.samples_per_second]
+    by_speed = [result.job for result in sorted(known, key=lambda result: result.samples_per_second)]
+    once = [int(number) for number in note(document, "once").split()]
+    twice = [int(number) for number in re.findall(r'<tr data-job="(\d+)"', document)]
+    assert once[:12] == by_speed and twice[:12] == by_speed[::-1]
+    assert set(once[12:]) == set(twice[12:]) == {12, 13, 14, 15}
+    # the legend shows and hides lines, and the medians of their seeds
+    assert note(document, "lines") == "16 16" and note(document, "one") == "2 2"
+    assert plot(document, "curve-0").count('class="js-line"') == 5 + 2
     assert len(re.findall(r'<button[^>]*aria-pressed="false"', document)) == 7

@@ -64,11 +64,12 @@ def test_trained_job_has_best_value_and_device(tmp_path, write):
     assert result.device == "cuda:0" and result.keys["device"] == "cuda:0" and result.overrides[0] == "device=cuda\\:0"
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("val/accuracy", "max"), ("val/loss", "min")])
-def test_mode_of_best_follows_from_metric(tmp_path, write, metric, mode):
+def test_summary_has_what_the_ledger_lacks(tmp_path, write):
     sweep = write.folder(tmp_path)
-    sweep.job(("seed=1",), summary={"best": {"metric": metric, "value": 0.5, "step": 3}})
-    assert only(sweep).best.mode == mode
+    summary = {"error": "ValueError: odd\nat line 3", "best": {"metric": "val/loss", "value": 0.5, "step": 3}}
+    sweep.job(("seed=1",), "failed", summary=summary)
+    result = only(sweep)
+    assert (result.error, result.best.mode) == ("ValueError: odd", "min")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +116,6 @@ def test_other_values_than_numbers_are_left_out(tmp_path, write):
     assert result.value("val/loss") is None and result.value("test/loss") == INF
     assert list(result.metrics) == ["test/loss", "x"] and result.value("x") is None
     assert [result.reached(name, "min") for name in ("val/loss", "test/loss", "x", "z")] == [None, INF, INF, None]
-
-
-def test_summary_has_the_error_that_the_ledger_lacks(tmp_path, write):
-    sweep = write.folder(tmp_path)
-    sweep.job(("seed=1",), "failed", summary={"error": "ValueError: odd\nat line 3"})
-    assert only(sweep).error == "ValueError: odd"
 
 
 def test_job_without_directory_reads_no_other(tmp_path, write):
@@ -228,12 +223,6 @@ def test_jobs_that_differ_in_seed_are_a_group():
     assert list(second.means) == ["val/loss", "test/loss"] and second.means["test/loss"].mean == pytest.approx(10 / 3)
 
 
-def test_missing_values_do_not_count():
-    results = [make(0, "model=a", "seed=1", val_loss=1.0), make(1, "model=a", "seed=2")]
-    first, second = over_seeds([*results, make(2, "model=b", "seed=1", val_loss=2.0)], (LOSS,))
-    assert (first.means["val/loss"].n, first.means["val/loss"].std, second.jobs) == (1, None, (2,))
-
-
 def test_highest_mean_is_first_if_maximized():
     results = made({"cnn": (0.9, 0.8), "linear": (0.5, 0.7), "mlp": (0.95, 0.9)}, metric="val_accuracy")
     results += [make(9 + seed, "model=gru", f"seed={seed}", val_loss=1.0) for seed in (0, 1)]  # without a value: last
@@ -254,7 +243,11 @@ def test_single_seeds_make_groups_empty(results):
     assert over_seeds(results, (LOSS,)) == []
 
 
-def test_infinite_value_makes_no_mean():
+def test_missing_and_infinite_values_make_no_mean():
+    results = [make(0, "model=a", "seed=1", val_loss=1.0), make(1, "model=a", "seed=2")]
+    groups = over_seeds([*results, make(2, "model=b", "seed=1", val_loss=2.0)], (LOSS,))
+    first = groups[0].means["val/loss"]
+    assert (first.n, first.std, first.low, groups[1].jobs, in_words(groups)) == (1, None, None, (2,), "seeds")
     (group,) = over_seeds([make(0, "seed=1", val_loss=1.0), make(1, "seed=2", val_loss=INF)], (LOSS,))
     assert group.name == "all" and math.isnan(group.means["val/loss"].mean) and group.means["val/loss"].std is None
 
@@ -298,12 +291,6 @@ def test_other_numbers_of_folds_are_other_configurations():
     assert numbers == {"data.fold=K/5": [0, 1], "data.fold=K/3": [2, 3], "data.fold=null": [4], "data.fold=K": [5]}
 
 
-@pytest.mark.parametrize("fold", [(), ("data.fold=2",)])
-def test_one_fold_has_no_interval(fold):
-    groups = over_seeds([make(seed, f"seed={seed}", *fold, val_loss=float(seed)) for seed in range(4)], (LOSS,))
-    assert (groups[0].means["val/loss"].low, in_words(groups)) == (None, "seeds")
-
-
 # the text
 
 
@@ -330,7 +317,7 @@ def printed(folder, width=80):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("width", [60, 80, 200])
 def test_tables_fit_the_terminal(grid_folder, search_folder, width):
     for folder in (grid_folder, search_folder):
         assert max(len(line.rstrip()) for line in printed(folder, width).splitlines()) <= width
@@ -413,15 +400,13 @@ def test_report_json_has_all_as_plain_values(written):
     report, plain = written
     keys = "uid command overrides began_ms exit_code counts objectives goals keys best_job pareto_front jobs seeds "
     assert list(plain) == (keys + "comparisons winner failures skipped").split()
-    assert plain["exit_code"] == 1 and plain["counts"] == report.counts and plain["began_ms"] == report.began_ms
-    assert plain["overrides"] == list(report.overrides) and plain["objectives"] == []
+    assert (plain["exit_code"], plain["counts"], plain["overrides"]) == (1, report.counts, list(report.overrides))
     assert plain["goals"] == [{"metric": "val/accuracy", "mode": "max"}]
-    job, best = plain["jobs"][0], report.best.best
-    assert plain["best_job"] == job["job"] == report.best.job and job["folder"] == str(report.best.job)
     fields = "job name overrides keys state folder seed fold device error metrics best num_steps num_epochs "
     fields += "steps_per_second samples_per_second seconds_train run_id diverged"
     assert all(list(each) == fields.split() for each in plain["jobs"])
-    assert job["best"] == vars(best) and best.step == 600
+    assert plain["best_job"] == plain["jobs"][0]["job"] == report.best.job
+    assert plain["jobs"][0]["best"] == vars(report.best.best)
     assert plain["seeds"][0]["means"]["val/accuracy"]["n"] == 3
     name, error = "device=cpu model=odd seed=1", "the process died of signal 11 (segmentation fault)"
     killed = {"job": 15, "name": name, "state": "killed", "error": error, "log": "15/console.log"}
@@ -507,13 +492,10 @@ def test_a_directory_without_a_sweep_is_refused(tmp_path, messages):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("action", "heavy"),
-    [("pass", "torch mlflow optuna plotly matplotlib hydra"), ("build.write(Path(sys.argv[1]))", "torch mlflow")],
-)
-def test_a_report_imports_nothing_heavy(action, heavy, grid_folder):
-    code = f"import sys; from pathlib import Path; from runner.sweep.report import build; {action}; "
-    code += f"sys.exit(' '.join({{*{heavy.split()}}} & {{*sys.modules}}) or 0)"
+def test_a_report_imports_nothing_heavy(grid_folder):
+    code = "import sys; from pathlib import Path; from runner.sweep.report import build; seen = {*sys.modules}; "
+    code += "build.write(Path(sys.argv[1])); print(*seen & {*'torch mlflow optuna plotly matplotlib hydra'.split()}, "
+    code += "*{*sys.modules} & {'torch', 'mlflow'}, sep='')"
     command = [sys.executable, "-c", code, grid_folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
-    assert (done.stderr.strip(), done.returncode) == ("", 0)
+    assert (done.stderr.strip(), done.stdout.strip(), done.returncode) == ("", "", 0)

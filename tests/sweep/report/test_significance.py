@@ -30,7 +30,7 @@ def few_draws(monkeypatch):
 
 def test_difference_of_equals_seldom_decides(few_draws):
     rng = np.random.default_rng(0)
-    for n, num in ((6, 250), (8, 500), (12, 250)):
+    for n, num in ((6, 200), (8, 250), (12, 200)):
         wins = sum(difference(*simulated(rng, n)).is_decided for _ in range(num))
         assert wins <= limit(num), (n, wins)
 
@@ -149,11 +149,6 @@ def test_equal_gaps_of_few_rows_decide_nothing():
     assert difference(of(*(before + 0.20)), of(*before)).is_decided
 
 
-def test_difference_of_folds_avoids_t_test():
-    found = apart({(0, fold): 1.0 + fold / 10 for fold in range(5)}, {(0, fold): 9.0 for fold in range(5)})
-    assert (found.unit, found.difference.test, found.verdict) == ("folds", "a sign-flip test", "undecided")
-
-
 @pytest.mark.parametrize(
     ("a", "b", "more"),
     [
@@ -204,8 +199,7 @@ def test_among_many_configurations_each_must_be_surer():
     assert (found.is_decided, found.more_seeds) == (False, 1)
 
 
-@pytest.mark.parametrize("n", [6, 9, 12])
-@pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize(("n", "shift"), [(6, 0.5), (9, 0.0), (12, 3.0)])
 def test_sign_flip_equals_scipys(n, shift):
     values = np.random.default_rng(n).exponential(size=n) - 1 + shift
     values[n // 2] = 0.0

@@ -3,7 +3,6 @@
 import json
 import math
 
-import optuna
 import pytest
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
@@ -19,7 +18,7 @@ from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.launchers.local import Capacity, devices_for
 from runner.sweep.search.job_source import Suggestions
 from runner.sweep.search.space import read_space
-from runner.sweep.search.study import Pruning, StudyTrial, Trials
+from runner.sweep.search.study import Pruning, StudyTrial
 from runner.sweep.sweep import SweepContext
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,6 @@ LOSS = ({"metric": "val/loss", "direction": "minimize"},)
 BOTH = (*LOSS, {"metric": "val/accuracy", "direction": "maximize"})
 LR = "lr=tag(log,interval(1e-4,1e-1))"
 WORDS = ("epochs=3", LR, "width=[32],[64],[128]")
-WHERE_BEST = {"lr": 1e-2, "width": "[64]"}
 
 
 def settings_with(**changed):
@@ -103,14 +101,10 @@ class Search:
         return self.source._trials.all()
 
 
-def distance(values):
-    far = abs(math.log10(float(values["lr"]) / WHERE_BEST["lr"]))
-    return far + (values.get("width") != WHERE_BEST["width"])
-
-
 def reached(job):
-    far = abs(math.log10(float(job.trial["lr"]) / WHERE_BEST["lr"]))
-    return {"val/loss": distance(job.trial), "val/accuracy": -(far**2) + len(str(job.trial.get("width")))}
+    far = abs(math.log10(float(job.trial["lr"]) / 1e-2))
+    wide = job.trial.get("width") != "[64]"
+    return {"val/loss": far + wide, "val/accuracy": -(far**2) + len(str(job.trial.get("width")))}
 
 
 @pytest.fixture
@@ -161,26 +155,12 @@ def agrees(search):
         ),
     ],
 )
-def test_samplers_give_requested_number_of_trials(sampler, words, goals, search):
+def test_samplers_give_requested_number_of_trials(sampler, words, goals, search, capfd):
     found = search(sampler=sampler, words=words, goals=goals, n_trials=12).run()
     assert good(found.trials) == list(found.jobs) and agrees(found)
     assert len({job.overrides for job in found.jobs.values()}) == 12
     assert all(job.overrides[0] == "epochs=3" for job in found.jobs.values())
-
-
-def test_tpe_is_better_than_random():
-    means = {}
-    for sampler in ("tpe", "random"):
-        late = []
-        for seed in range(3):
-            study = optuna.create_study(direction="minimize")  # in memory, as a disk would not change the suggestions
-            asking = Trials(study, read_space(WORDS, None), settings_with(sampler=sampler, n_trials=40, seed=seed))
-            for _ in range(40):
-                trial = asking.ask([])
-                asking.tell(trial.number, TrialState.COMPLETE, [distance(trial.params)])
-            late += [trial.value for trial in asking.all()[20:]]
-        means[sampler] = sum(late) / len(late)
-    assert means["tpe"] < 0.7 * means["random"]
+    assert capfd.readouterr() == ("", "")  # Optuna prints nothing
 
 
 def test_grid_resumed_takes_each_combination_once(search):
@@ -197,22 +177,11 @@ def test_grid_resumed_takes_each_combination_once(search):
     assert second.start() is None
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_finite_space_is_searched_completely(sampler, search):
-    found = search(sampler=sampler, words=("lr=0.1,0.01", "width=[32],[64]", "n=range(1,3)"), n_trials=50).run()
+def test_finite_space_is_searched_completely(search):
+    found = search(words=("lr=0.1,0.01", "width=[32],[64]", "n=range(1,3)"), n_trials=50).run()
     combinations = [tuple(job.trial.values()) for job in found.jobs.values()]
     assert len(combinations) == len(set(combinations)) == 8 and agrees(found)
     assert found.said == ["search: every combination has been tried"]
-
-
-def test_interrupted_trials_leave_room_for_others(search):
-    found = search(num_slots=2, n_trials=3)
-    for job in (found.start(), found.start()):
-        job.state = "interrupted"  # e.g., by a queue's time limit
-        found.source.ended(job, Summary())
-        found.ledger.note(job)
-    found.run()
-    assert [job.state for job in found.jobs.values()] == ["interrupted"] * 2 + ["finished"] * 3
 
 
 def test_trials_start_as_slots_get_free(search):
@@ -325,24 +294,27 @@ def test_stopped_trial_continues_and_sends_to_the_current_store(search, store):
 
 
 def test_more_trials_repeat_no_suggestion(search):
-    first = search(n_trials=5, sampler="random").run()
-    first.leave()
-    second = search(n_trials=9, sampler="random").run()
-    assert good(second.trials) == list(range(9))
-    assert len({json.dumps(trial.params) for trial in second.trials}) == 9
+    """The intervals may change, and an interrupted trial leaves room for another."""
+    first = search(n_trials=5, sampler="random")
+    (job := first.start()).state = "interrupted"  # e.g., by a queue's time limit
+    first.source.ended(job, Summary())
+    first.ledger.note(job)
+    first.run().leave()
+    assert [job.state for job in first.jobs.values()] == ["interrupted"] + ["finished"] * 5
+    words = ("epochs=5", "lr=tag(log,interval(1e-3,1e-2))", WORDS[2])
+    second = search(words=words, n_trials=9, sampler="random").run()
+    assert len({json.dumps(trial.params) for trial in second.trials}) == len(second.trials)
+    assert len(good(second.trials)) == 9 and all(1e-3 <= trial.params["lr"] <= 1e-2 for trial in second.trials[6:])
+    assert second.jobs[7].overrides[0] == "epochs=5"
     second.leave()
     assert search(n_trials=7).start() is None
 
 
-def test_incomplete_study_is_created_again(search, tmp_path):
-    first = search()
-    first.leave()
-    (tmp_path / "optuna.db").write_bytes(b"SQLite format 3\0 torn")
-    assert len(good(search(n_trials=2).run().trials)) == 2
-
-
 def test_missing_study_is_an_error(search, tmp_path, messages):
+    search().leave()
+    (tmp_path / "optuna.db").write_bytes(b"SQLite format 3\0 torn")  # killed before its first trial
     first = search(n_trials=2).run()
+    assert len(good(first.trials)) == 2
     first.leave()
     (tmp_path / "optuna.db").unlink()
     messages(problems_of(search, n_trials=3))
@@ -354,13 +326,6 @@ def test_missing_study_is_an_error(search, tmp_path, messages):
 def test_changed_choices_are_refused(words, search, messages):
     search(n_trials=2).run().leave()
     messages(problems_of(search, words=words))
-
-
-def test_resumed_search_may_change_intervals(search):
-    search(n_trials=2).run().leave()
-    found = search(words=("epochs=5", "lr=tag(log,interval(1e-3,1e-2))", WORDS[2]), n_trials=6).run()
-    assert all(1e-3 <= trial.params["lr"] <= 1e-2 for trial in found.trials[2:])
-    assert found.jobs[5].overrides[0] == "epochs=5"
 
 
 def test_failed_trials_are_retried_on_request(search):
@@ -411,9 +376,3 @@ def test_incompatible_choices_are_failed_trials(search):
     found = search(words=(LR, "width=broken,[64]"), n_trials=8, sampler="random").run()
     assert len(good(found.trials)) == 8
     assert {job.trial["width"] for job in found.jobs.values() if job.state == "failed"} == {"broken"} and agrees(found)
-
-
-def test_optuna_prints_nothing(search, capfd):
-    search(n_trials=3).run()
-    assert capfd.readouterr() == ("", "")
-    assert optuna.logging.get_verbosity() >= optuna.logging.ERROR

@@ -59,12 +59,16 @@ def test_poor_trial_is_pruned_after_warmup(pruning, epoch, tmp_path):
     assert run(tmp_path, number, BAD) == epoch
     reported = study.trials[number].intermediate_values
     assert reported == dict.fromkeys(range(1, (epoch or 4) + 1), 9.0)
+    assert run(tmp_path, study.ask(SPACE).number, [1.0, float("nan")]) == 2  # a value that is not finite
 
 
 def test_good_trial_continues_also_if_maximized(tmp_path):
-    study = made(tmp_path, Pruning(1, 2), "maximize")
-    whole(study, tmp_path, GOOD)
-    assert [run(tmp_path, study.ask(SPACE).number, values) for values in (BAD, [0.1] * 4)] == [None, 1]
+    """In a directory whose name has special characters."""
+    (folder := tmp_path / "a {b} c%20?d#e").mkdir()
+    study = made(folder, Pruning(1, 2), "maximize")
+    whole(study, folder, GOOD)
+    assert [run(folder, study.ask(SPACE).number, values) for values in (BAD, [0.1] * 4)] == [None, 1]
+    assert (folder / "optuna.db").exists()
 
 
 def test_resumed_trial_reports_nothing_twice(tmp_path, recwarn):
@@ -83,14 +87,6 @@ def test_resumed_trial_reports_nothing_twice(tmp_path, recwarn):
     assert run(tmp_path, other, [9.0], first=3) == 3
     assert study.trials[number].intermediate_values == {1: 1.0, 2: 1.0, 3: 9.0}
     assert not recwarn.list
-
-
-def test_nan_value_is_pruned(tmp_path):
-    study = made(tmp_path, Pruning(3, 2))
-    number = study.ask(SPACE).number
-    assert run(tmp_path, number, [1.0, float("nan")]) == 2
-    study.tell(number, state=TrialState.PRUNED)
-    assert study.trials[number].state == TrialState.PRUNED
 
 
 def test_study_accepts_concurrent_writers(tmp_path):
@@ -130,17 +126,17 @@ def test_full_disk_does_not_fail_trial(tmp_path, caplog):
     study = make_study(storage, ["minimize"], Pruning(1, 2))
     whole(study, tmp_path, GOOD)
     trial = StudyTrial(str(tmp_path / "optuna.db"), study.ask(SPACE).number, metric="val/loss")
+    fill(storage.engine)
+    with pytest.raises(OSError) as raised:
+        for number in range(1000):  # the last pages have space for some rows
+            studies.patiently(partial(study.set_user_attr, str(number), "x" * 900))
+    assert is_full_disk(raised.value)
     fill(trial._open()[0].engine)
-    for epoch in range(1, 1000):  # the last page has space for some rows
+    for epoch in range(1, 1000):
         assert not trial.gives_up(0.0, epoch)
         if caplog.records:
             break
     assert "the trial continues: [Errno 28] No space left on device: 'optuna.db'" in caplog.text
-    fill(storage.engine)
-    with pytest.raises(OSError) as raised:
-        for number in range(1000):
-            studies.patiently(partial(study.set_user_attr, str(number), "x" * 900))
-    assert is_full_disk(raised.value)
     assert len(study.trials) == 3
 
 
@@ -153,12 +149,3 @@ def test_missing_study_does_not_fail_trial(tmp_path, caplog):
     (tmp_path / "optuna.db").unlink()
     assert run(tmp_path, number, [9.0]) is None
     assert caplog.text.count("the trial continues") == 3
-
-
-def test_study_directory_may_have_special_characters(tmp_path):
-    folder = tmp_path / "a {b} c%20?d#e"
-    folder.mkdir()
-    study = made(folder, Pruning(1, 0))
-    assert run(folder, study.ask(SPACE).number, [1.0]) is None
-    assert study.trials[0].intermediate_values == {1: 1.0}
-    assert (folder / "optuna.db").exists()
