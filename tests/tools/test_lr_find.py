@@ -12,7 +12,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
 from runner.device import backends
-from runner.tools.lr_find import _groups, smoothed, suggest
+from runner.tools.lr_find import _groups, suggest
 
 RATES = np.geomspace(1e-6, 10, 141)  # 20 per decade
 
@@ -48,11 +48,6 @@ def test_loss_that_never_falls_is_reported(losses, messages):
     messages(problems_of(suggest, RATES, losses))
 
 
-def test_running_mean_begins_with_first_value():
-    assert smoothed(np.full(5, 3.0)) == pytest.approx([3.0] * 5)
-    assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
-
-
 def parameters(num):
     return [torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(num)]
 
@@ -85,8 +80,11 @@ WORDS = ["model=mlp", "model.hidden_sizes=[16]", "device=cpu", "data.limit=400",
 
 def test_lr_find_leaves_plot_and_no_run(run, tmp_path):
     before = set(Path().iterdir())
-    code, out, _ = run("lr-find", *WORDS, f"hydra.run.dir={tmp_path}/lr", "--steps", "60")
+    words = [*WORDS, "train.accumulate_steps=2", "--steps", "60"]
+    code, out, _ = run("lr-find", *words, f"hydra.run.dir={tmp_path}/lr")
     assert code == 0 and "take    optimizer.lr=" in out
+    code, out, _ = run("lr-find", *words, f"hydra.run.dir={tmp_path}/again", "--json")
+    assert code == 0 and json.loads(out)["losses"] == json.loads((tmp_path / "lr/lr_find.json").read_text())["losses"]
     assert {path.name for path in (tmp_path / "lr").iterdir()} == {"lr_find.json", "lr_find.png"}
     assert {path.name for path in set(Path().iterdir()) - before} <= {"__pycache__"}  # no mlflow.db
     found = json.loads((tmp_path / "lr/lr_find.json").read_text())
@@ -94,34 +92,17 @@ def test_lr_find_leaves_plot_and_no_run(run, tmp_path):
     assert found["rates"][0] == pytest.approx(1e-7) and 1e-4 < found["suggested"] < 1
 
 
-def test_as_json_and_the_same_twice(run, tmp_path):
-    answers = []
-    for number in range(2):
-        words = ["lr-find", *WORDS, "train.accumulate_steps=2", f"hydra.run.dir={tmp_path}/{number}", "--json"]
-        code, out, _ = run(*words, "--from=1e-5", "--to", "1", "--steps", "50")
-        assert code == 0
-        answers.append(json.loads(out))
-    assert answers[0]["losses"] == answers[1]["losses"] and answers[0]["suggested"] == answers[1]["suggested"]
-    assert answers[0]["rates"][0] == pytest.approx(1e-5)
-
-
 def test_it_stops_where_the_loss_runs_away(run, tmp_path):
     """At a rate of a million, the loss diverges at once: most of the steps are not taken."""
-    words = [
-        "lr-find",
-        *WORDS,
-        "optimizer=sgd",
-        f"hydra.run.dir={tmp_path}/lr",
-        "--json",
-        "--steps",
-        "400",
-        "--to",
-        "1e9",
-    ]
-    code, out, _ = run(*words, "--from", "1e-4")
+    words = [*WORDS, "optimizer=sgd", f"hydra.run.dir={tmp_path}/lr", "--json", "--steps", "400", "--to", "1e9"]
+    code, out, _ = run("lr-find", *words, "--from", "1e-4")
     assert code == 0
     found = json.loads(out)
-    assert found["num_steps"] < 400 and "to the highest rate" not in found["ending"]
+    assert (
+        found["num_steps"] < 400
+        and found["rates"][0] == pytest.approx(1e-4)
+        and "to the highest rate" not in found["ending"]
+    )
 
 
 def test_the_device_is_read_in_batches_only(run, tmp_path, monkeypatch):

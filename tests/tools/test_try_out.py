@@ -45,22 +45,20 @@ def lines():
 @pytest.mark.slow
 def test_a_night(answer, own_folder):
     (own_folder / "own.py").write_text(MODEL)
-    model = ("model._target_=own.Salted", "+model.salt=0")
-    _, run, _ = answer(*SHORT, *model)
-    code, begun, _ = answer("try", "--against", "last")
-    assert (code, begun["verdict"], len(begun["values"])) == (0, "kept", 12)
-    assert begun["values"]["0"] == run["best"]["value"]
-    code, better, said = answer("try", "optimizer.lr=0.03")
-    assert (code, better["verdict"], better["against"]["name"]) == (0, "kept", "try 1"), said
+    _, run, _ = answer(*SHORT, "model._target_=own.Salted", "+model.salt=0")
+    code, better, said = answer("try", "optimizer.lr=0.03", "--against", "last")
+    assert (code, better["verdict"], len(better["values"])) == (0, "kept", 12), said
+    assert better["against"]["values"]["0"] == run["best"]["value"]
     assert find("last").absolute() == Path(run["folder"]), "and none of the runs that try began"
     assert better["difference"]["n"] == 12 and better["difference"]["high"] < 0 and better["fair"]["by"] == "epochs"
     assert better["configuration"][-1] == "optimizer.lr=0.03" and "+model.salt=0" in better["configuration"]
     code, worse, said = answer("try", "model.salt=13", "--against", "best")
-    assert code == 1 and worse["verdict"] != "kept", said
+    assert (code, worse["verdict"]) == (1, "discarded"), said
     assert worse["why"].startswith("a run of it has no value: seed 0: train/loss is nan at step 1")
-    assert worse["against"]["name"] == "try 2" and worse["words"] == ["model.salt=13"]
-    assert [line["verdict"] for line in lines()][:2] == ["kept", "kept"] and len(lines()) == 3
-    assert lines()[-1] == worse and Path(worse["folder"], "report.json").is_file()
+    assert worse["against"]["name"] == "try 1" and worse["words"] == ["model.salt=13"]
+    assert lines() == [better, worse] and Path(worse["folder"], "report.json").is_file()
+    code, found, _ = answer("try", "plan.device_memory=1KiB", "--against", "last", "device=cuda:0")
+    assert code == 1 and found["why"].startswith("it would not run: a step takes "), found
 
 
 @pytest.mark.slow
@@ -73,42 +71,6 @@ def test_other_code_is_tried_by_its_seeds(answer, own_folder):
     code, found, said = answer("try")
     assert (code, found["verdict"], found["words"]) == (1, "discarded", []), said
     assert found["code"]["files"] != found["against"]["code"]["files"] and len(found["against"]["values"]) == 12
-
-
-DIVERGES = """
-import torch
-
-class Diverges(torch.nn.Linear):
-    def __init__(self, in_features, out_features, seed, bad):
-        super().__init__(in_features, out_features)
-        if seed == bad:
-            self.weight.data.fill_(float("nan"))
-"""
-
-
-@pytest.mark.slow
-def test_seed_with_failed_reference_is_skipped(answer, own_folder):
-    (own_folder / "own.py").write_text(DIVERGES)
-    (own_folder / "conf/model").mkdir(parents=True)
-    facts = "in_features: ${facts.in_features}\nout_features: ${facts.out_features}\n"
-    (own_folder / "conf/model/own.yaml").write_text(f"_target_: own.Diverges\n{facts}seed: ${{seed}}\nbad: 2\n")
-    answer(*SHORT[:1], "model=own", *SHORT[2:])
-    code, found, said = answer("try", "model.bad=99", "--against", "last", "--budget", "120")
-    assert (code, found["verdict"], list(found["values"])) == (1, "discarded", ["0", "1", "3", "4"]), said
-    assert found["why"].startswith("bitwise identical values with 4 seeds; a run of outputs/"), found["why"]
-    assert "has no value: seed 2: train/loss is nan" in found["why"]
-
-
-@pytest.mark.slow
-def test_the_budget_and_what_would_not_run(answer):
-    answer(*SHORT)
-    code, found, _ = answer("try", "plan.device_memory=1KiB", "--against", "last", "device=cuda:0")
-    assert (code, found.get("verdict")) == (1, "discarded") and found["why"].startswith(
-        "it would not run: a step takes "
-    ), found
-    code, found, said = answer("try", "optimizer.lr=0.02", "--budget", "0.5", "--against", "last")
-    assert (code, found["verdict"]) == (1, "undecided") and found["why"].startswith("the time was up"), said
-    assert found["fair"]["budget"] == 0.5
 
 
 def test_try_quotes_folder_for_hydra(tmp_path, monkeypatch):
@@ -128,15 +90,11 @@ def test_try_quotes_folder_for_hydra(tmp_path, monkeypatch):
     [
         ([], "no change has been kept here yet", "use --against last"),
         (["--against", "nowhere"], "there is no directory nowhere", "last"),
-        (["--against"], "--against needs a value", "--against RUN"),
         (["--budget", "soon"], "--budget must be a number above 0", "--budget 60"),
-        (["--budget=-1"], "--budget must be a number above 0", "--budget 60"),
         (["seed=3"], "seeds of what it is tried against", "leave seed out"),
-        (["sweep.resume=last", "optimizer.lr=1"], "its own sweep", "leave sweep.resume out"),
         (["sweep.until=decided", "sweep.max_seeds=9"], "its own sweep", "leave sweep.max_seeds out"),
         (["-m", "optimizer.lr=1,2"], "the configuration of what it is tried against", "KEY=VALUE"),
         (["optimizer.lr=1,2"], "a comma between values", ""),
-        (["--agianst", "last"], "does not take --agianst", "--against last"),
     ],
 )
 def test_mistakes(words, so, write, own_folder, capsys):

@@ -16,8 +16,6 @@ from written_journals import end, start
 
 from runner import cli
 from runner.tools import watch as watching
-from runner.tools.live import thin
-from runner.tools.watch import Canvas
 from runner.tracking.journal import Journal
 
 pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # not on Windows
@@ -120,12 +118,6 @@ def test_watch_sweep_has_row_per_job(own_folder, capsys):
     assert [job["metrics"]["val/loss"]["points"] for job in jobs] == [100, 100]
 
 
-def test_watch_line_is_connected():
-    steep = Canvas(4, 4, low=0.0, high=1.0)
-    steep.draw(thin((np.array([1, 2]), np.array([0.0, 1.0])), steep.columns, first=1, last=2), "bright")
-    assert [line.plain != "    " for line in steep.lines()] == [True] * 4
-
-
 class Screen:
     """A pseudo-terminal: it records the drawn text, and types keys once a text appears."""
 
@@ -219,13 +211,3 @@ def test_watch_ends_with_run_and_last_frame(own_folder, monkeypatch):
     stays = drawn[drawn.index(LEAVE) :]
     assert "finished" in stays and "step 200 of 200 (100%)" in stays and "0.2500" in stays and "q leaves" not in stays
     assert "step 200" in drawn[: drawn.index(LEAVE)]
-
-
-def test_mistakes(run, capsys):
-    for words, problem in {
-        ("nowhere",): "there is no directory `nowhere`",
-        ("a" * 300,): "there is no directory `aaa",
-        ("last", "--fast"): "`watch` does not take `--fast`",
-    }.items():
-        assert cli.main(["watch", *words]) == 2
-        assert problem in capsys.readouterr().err
