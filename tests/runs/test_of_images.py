@@ -39,7 +39,4 @@ def test_predictions_name_their_files(shapes):
     with (shapes / "one.csv").open() as stream:
         (row,) = csv.DictReader(stream)
     assert (row["file"], row["label"]) == ("shapes/dark/3.png", "dark")
-
-
-def test_the_worst_samples_are_shown(shapes):
     assert (shapes / "run" / "plots" / "samples.png").is_file()

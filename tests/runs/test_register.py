@@ -47,11 +47,10 @@ def test_on_sqlite(own_folder, run, versions, empty_store):
     assert versions(uri, "digits")[:2] == ([1, 2], {"champion": 2, "best": 1})
 
     import mlflow
+    import torch
 
     mlflow.set_tracking_uri(uri)
     try:
-        import torch
-
         assert mlflow.pytorch.load_model("models:/digits@champion")(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     finally:
         mlflow.set_tracking_uri(None)
