@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 
 import pytest
 
 from runner import cli, run
-from runner.training.stacked import check as check_together
 
 WORDS = ("model=mlp", "model.hidden_sizes=[8]", "task.plots=false", "tracking.enabled=false")
 OF_STEPS = {"data", "compute", "metrics"}
@@ -86,8 +84,7 @@ def test_time_of_run_resumed_at_its_end(own_folder):
     check(found, "start-up")
 
 
-def test_jobs_that_are_trained_together(own_folder, monkeypatch):
-    monkeypatch.setattr(check_together, "WORTH", math.inf)  # also if a busy machine makes a group look slower
+def test_jobs_that_are_trained_together(own_folder, warm_jobs):
     assert cli.main(["-m", *WORDS, "train.num_epochs=2", "seed=1,2,3,4", "sweep.batch=4", "hydra.sweep.dir=sweep"]) == 0
     for number in range(4):
         found = summary(f"sweep/{number}")
