@@ -127,8 +127,10 @@ def test_check_does_not_change_last(here, capsys):
     assert cli.main([*words, "train.num_steps=1", "tracking.enabled=false"]) == 0
     (folder,) = Path("outputs").glob("*/*")
     before = left(here)
-    assert cli.main(NET) == 0
     capsys.readouterr()
+    assert cli.main([*NET, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["folder"] is None and found["num_steps"] == 2 and found["status"] == "finished"
     assert cli.main(["resume", "last", "train.num_steps=2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["folder"] == str(folder.absolute())
     assert len(left(here)) >= len(before) and [*Path("outputs").glob("*/*")] == [folder]
@@ -191,12 +193,6 @@ def test_check_in_a_notebook_raises(here):
         run(NET)
 
 
-def test_check_answers_as_json(here, capsys):
-    assert cli.main([*NET, "tracking.enabled=false", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["folder"] is None and found["num_steps"] == 2 and found["status"] == "finished"
-
-
 def test_check_keeps_traceback_of_early_error(here, capsys):
     (here / "my_data.py").write_text("def rows():\n    raise KeyError('no rows')\n")
     (here / "conf" / "data").mkdir()
@@ -207,22 +203,9 @@ def test_check_keeps_traceback_of_early_error(here, capsys):
 
 @pytest.mark.slow
 def test_check_of_two_processes_passes(here, warm):
-    with warm.command(here, *NET, "train.num_processes=2", "device=cpu", "tracking.enabled=false") as command:
+    words = "data=iris model=mlp task.metrics=[f1] train.eval_batch_size=2 scheduler=plateau train.ema_decay=0.9 "
+    words += "data.num_workers=1 train.keep_checkpoints=best:1 train.check=true train.num_processes=2 device=cpu"
+    with warm.command(here, *words.split(), "tracking.enabled=false") as command:
         output, _ = command.communicate()
     assert command.returncode == 0 and "check: everything works (" in output, output
-    assert not [*here.glob(".runner-check-*")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "experiment=sklearn_diabetes",
-        "data=iris model=mlp task.metrics=[f1] train.eval_batch_size=1 scheduler=plateau train.ema_decay=0.9 "
-        "data.residency=stream data.num_workers=1 train.keep_checkpoints=best:1",
-    ],
-)
-def test_check_of_experiments_passes(here, capfd, words):
-    assert cli.main([*words.split(), "train.check=true", "tracking.enabled=false"]) == 0
-    assert "check: everything works (" in capfd.readouterr().out
     assert not [*here.glob(".runner-check-*")]

@@ -16,7 +16,6 @@ from runner.sweep.hydra_plugins import part_problems
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import PreparedJob
 from runner.sweep.report import build
-from runner.sweep.report.report import looks
 from runner.tools.compare import compare
 from runner.tracking.journal import Journal
 
@@ -25,10 +24,9 @@ SWEEPERS = "use `hydra/sweeper=grid` or `hydra/sweeper=optuna`"
 
 
 def test_launchers_of_conf_are_accepted(own_folder):
-    for launcher in ("slots", "ray", "slurm", "submitit_slurm"):
-        for sweeper in ("grid", "optuna"):
-            cfg = compose.composer([])([f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}"])
-            assert not part_problems(cfg.hydra), (launcher, sweeper)
+    for launcher, sweeper in (("slots", "grid"), ("ray", "optuna"), ("slurm", "grid"), ("submitit_slurm", "optuna")):
+        cfg = compose.composer([])([f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}"])
+        assert not part_problems(cfg.hydra), (launcher, sweeper)
 
 
 def test_other_launchers_and_sweepers_are_refused_together(own_folder, capfd):
@@ -123,14 +121,9 @@ class Made:
         return [sum(own <= set(job.overrides) for job in self.sweep.jobs.values()) for own in ({MLP[0]}, {CNN[0]})]
 
 
-def test_looks_are_at_numbers_known_before():
-    assert [looks(size) for size in (5, 8, 9, 16, 20, 64)] == [[8], [8], [8, 9], [8, 16], [8, 16, 20], [8, 16, 32, 64]]
-
-
 @pytest.mark.parametrize(
     ("folds", "seeds", "max_seeds", "counts", "lines"),
     [
-        (1, (0, 1), 32, [8, 8], [ADDED.format(12), BETTER.format(8)]),
         (3, (0, 1), 32, [24, 24], [ADDED.format(36), BETTER.format(8)]),
         (1, range(12), 8, [12, 12], [BETTER.format(12)]),  # more seeds than it may add: one look
     ],
@@ -146,7 +139,7 @@ def test_small_difference_takes_more_equal_seeds(tmp_path):
     made = Made(
         tmp_path, lambda model, seed: clearly(model, seed) * 0.8 + noise(seed) + 0.7 * noise(seed, 1 + (model == "mlp"))
     )
-    assert made.run() in ([16, 16], [32, 32])
+    assert made.run() == [32, 32]
     seeds = [
         {text for job in made.sweep.jobs.values() if own in job.overrides for text in job.overrides if "seed" in text}
         for own in (MLP[0], CNN[0])
@@ -204,11 +197,11 @@ def test_equal_configurations_seldom_get_a_winner(tmp_path, monkeypatch):
     """The three analyses together, each of which may name a winner."""
     monkeypatch.setattr("runner.sweep.report.significance.DRAWS", 200)
     wins = 0
-    for number in range(20):
+    for number in range(12):
         made = Made(tmp_path / str(number), lambda model, seed, at=2 * number: noise(seed, (model == "mlp") + at))
         made.run()
         wins += made.said[-1].endswith("better")
-    assert wins <= 3  # of 20; with a probability of one in twenty, more than 3 occur in 1 of 60 trials
+    assert wins <= 2  # with a probability of one in twenty, more than 2 of 12 occur in 1 of 50 trials
 
 
 @pytest.mark.parametrize("what", ["the same as another's", "a run's"])

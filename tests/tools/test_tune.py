@@ -1,7 +1,6 @@
 """tune: the settings that are tried or refused, the ones that win or lose, and the file that it writes."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,10 +57,8 @@ def test_what_may_win_is_tried():
     [
         ([], "train.precision", "--precision"),
         ([], "data.residency", "on the device"),
-        ([], "backends.cpu.channels_last", "no 2-d convolutions"),
         (["placement.guard=always"], "train.compile", "single operations"),
         (["model=cnn"], "train.accumulate_steps", "batch norm"),
-        (["model.dropout=0.1"], "train.accumulate_steps", "dropout"),
         (["model.dropout=0.1"], "train.compile", "dropout"),
         (["model=gru", "data=synthetic", "data.shape=[2,20]", "data.num_rows=64"], "train.compile", "recurrent"),
     ],
@@ -109,8 +106,8 @@ def test_a_gain_is_beyond_noise_or_none(ratios, num_turns, is_faster):
 
 
 def test_long_steps_get_fewer_turns():
-    slow = [SimpleNamespace(seconds_a_step=lambda _, ratio=ratio: time.sleep(0.01) or ratio) for ratio in (1.0, 0.97)]
-    assert len(compare(*slow, seconds=0.02).ratios) == MIN_TURNS
+    slow = [SimpleNamespace(seconds_a_step=lambda _, ratio=ratio: ratio) for ratio in (1.0, 0.97)]
+    assert len(compare(*slow, seconds=-1.0).ratios) == MIN_TURNS  # the time is over
 
 
 def test_tune_candidates_have_same_first_losses(monkeypatch):
@@ -207,6 +204,17 @@ def test_tune_reference_is_winning_precision(search):
     assert search.settings == {"train.precision": "bf16", "b": 0.5}
 
 
+def test_tune_rejects_loser_and_what_is_late(search, monkeypatch):
+    search.take(TuneOption("a", ({"a": 0.5},)))
+    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: SpeedComparison((1.01,) * MAX_TURNS, 1.0))
+    search.confirm()
+    assert search.settings == {} and search.ratio == 1.0
+    assert search.rows[-1].outcome.startswith("at the end no faster")
+    search.seconds = search._end = 0.0
+    search.take(TuneOption("b", ({"b": 0.5},)))
+    assert search.settings == {} and "--seconds" in search.rows[-1].outcome
+
+
 @pytest.mark.parametrize(
     ("first", "compiling", "outcome"),
     [
@@ -223,20 +231,6 @@ def test_tune_compilation_counts_its_own_time(search, first, compiling, outcome)
     search.take(TuneOption("train.compile", ({"train.compile": True},)))
     assert search.rows[-1].outcome == outcome
     assert ("train.compile" in search.settings) is (outcome == "wins")
-
-
-def test_tune_rejects_final_loser(search, monkeypatch):
-    search.take(TuneOption("a", ({"a": 0.5},)))
-    monkeypatch.setattr(tune, "compare", lambda one, other, *, seconds: SpeedComparison((1.01,) * MAX_TURNS, 1.0))
-    search.confirm()
-    assert search.settings == {} and search.ratio == 1.0
-    assert search.rows[-1].outcome.startswith("at the end no faster")
-
-
-def test_tune_reports_skipped_candidates(search):
-    search.seconds = search._end = 0.0
-    search.take(TuneOption("a", ({"a": 0.5},)))
-    assert search.settings == {} and "--seconds" in search.rows[0].outcome
 
 
 def test_tune_refuses_run_that_does_not_fit(search, monkeypatch, messages):
@@ -264,18 +258,6 @@ def test_tune_file_is_overlay_with_command(run, monkeypatch):
 
 
 @pytest.mark.timeout(300)  # a closed run reports no more losses, and waiting for them would never end
-def test_tune_without_time_keeps_losses(run, monkeypatch):
-    monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)
-    code, out, err = run("tune", *WORDS, "--seconds", "0.001", "--name", "mine", "--json")
-    assert code == 0, err
-    found = json.loads(out)
-    assert (
-        found["settings"] == {}
-        and found["losses_compared"] >= measure.MIN_FIRST_STEPS
-        and found["losses_differ_by"] == 0
-    )
-
-
 def test_tune_command_keeps_users_file(run, monkeypatch):
     monkeypatch.setattr(measure, "MAX_FIRST_SECONDS", 0.0)
     Path("mine").mkdir()
@@ -284,6 +266,8 @@ def test_tune_command_keeps_users_file(run, monkeypatch):
     for _ in range(2):  # the second call replaces its file
         code, out, err = run(*words, "--name", "own", "--json")
         assert code == 0, err
+        found = json.loads(out)  # also without time, the losses are compared
+        assert found["settings"] == {} and found["losses_compared"] >= measure.MIN_FIRST_STEPS
         assert json.loads(out)["use"].startswith("python -m runner -cd mine -cn big device=cpu ")
     Path("conf/tuned/own.yaml").write_text("# @package _global_\n")
     code, _, err = run(*words, "--name", "own")
@@ -291,19 +275,12 @@ def test_tune_command_keeps_users_file(run, monkeypatch):
     assert Path("conf/tuned/own.yaml").read_text() == "# @package _global_\n"
 
 
-def test_watch_reports_missing_file(run):
-    code, _, err = run("tuned=mine", "device=cpu")
-    assert code == 2 and "python -m runner tune --name mine" in err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["train.num_processes=2"], "train.num_processes=1"),
         (["--name", "a/b"], "--name fast"),
-        (["--second", "3"], "does not take `--second`"),
         (["--seconds", "0"], "--seconds 30"),
-        (["train.num_epoch=3"], "train.num_epochs=3"),
     ],
 )
 def test_a_mistake_says_what_to_write(words, said, run):

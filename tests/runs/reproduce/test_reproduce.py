@@ -70,18 +70,10 @@ def test_reproduce_unchanged_is_bitwise_identical(first, capfd):
     assert start["tags"]["reproduces"] == "outputs/first/run"
 
 
-def test_reproduce_another_seed_differs(first, capfd):
-    code, lines, _ = reproduce(capfd, str(first), "seed=1", AGAIN)
-    assert code == 1
-    assert lines[-1].startswith("NOT reproduced: train/loss differs from step 1 on (")
-    assert result()["differences"] == [{"what": "seed", "was": "0", "now": "1"}]
-    assert ["seed", "0", "1"] in [line.split() for line in lines]
-
-
 def test_reproduce_shorter_compares_common_steps(first, capfd):
     code, lines, _ = reproduce(capfd, str(first), "train.num_epochs=2", AGAIN)
-    assert code == 0
-    assert lines[-1].endswith("up to step 6: it ended at 9 then, and at 6 now)")
+    assert code == 0 and lines[-1].endswith("up to step 6: it ended at 9 then, and at 6 now)")
+    assert result()["differences"] == [{"what": "train.num_epochs", "was": "3", "now": "2"}]
     assert result()["metrics"]["train/loss"]["num_missing"] == 3
     assert result()["metrics"]["test/loss"]["verdict"] == "not compared"
 
@@ -109,22 +101,6 @@ def test_reproduce_killed_run_compares_common_steps(first, capfd):
     assert result()["metrics"]["train/loss"]["num_additional"] == 4
 
 
-def test_reproduce_changed_value_names_step(first, capfd):
-    with Journal(first) as journal:
-        journal.points(("train/loss",), [7], [0], [[0.123]])
-    code, lines, _ = reproduce(capfd, str(first), AGAIN)
-    assert code == 1
-    assert lines[-1].startswith("NOT reproduced: train/loss differs from step 7 on (0.123 then, ")
-    assert result()["metrics"]["train/loss"]["first_step"] == 7
-
-
-def test_reproduce_missing_metric_fails(first, capfd):
-    with Journal(first) as journal:
-        journal.points(("train/top5",), [1, 2], [0, 0], [[0.5], [0.6]])
-    code, lines, _ = reproduce(capfd, str(first), AGAIN)
-    assert (code, lines[-1]) == (1, "NOT reproduced: train/top5 is missing")
-
-
 def test_series_with_clashing_names_stay_apart(tmp_path):
     with Journal(tmp_path) as journal:
         journal.points(("val/p>1", "val/p<1"), [1], [0], [[1.0, 2.0]])
@@ -145,7 +121,7 @@ def test_reproduce_other_data_needs_anyway(own_folder, capfd):
         "data.path=mine.npz",
         "model=linear",
         "device=cpu",
-        "train.num_epochs=2",
+        "train.num_epochs=1",
         "task.plots=false",
         QUIET,
     ]
@@ -264,7 +240,7 @@ def test_reproduce_from_store(on_a_store, capfd):
     again = client.get_run(json.loads(Path("outputs/again/run/summary.json").read_text())["run_id"])
     assert again.data.tags["reproduces"] == run_id
     client.log_metric(run_id, "train/loss", 0.5, step=4, timestamp=2**41)  # a later point of that step
-    code, lines, _ = reproduce(capfd, run_id, uri, "seed=0", "hydra.run.dir=outputs/more/run")
+    code, lines, _ = reproduce(capfd, run_id, uri, QUIET, "hydra.run.dir=outputs/more/run")
     assert code == 1
     assert lines[-1].startswith("NOT reproduced: train/loss differs from step 4 on (0.5 then, ")
 

@@ -80,9 +80,9 @@ def test_failing_end_fails_only_its_member(tmp_path, monkeypatch, module, name):
         return whole(*arguments, **more)
 
     monkeypatch.setattr(module, name, fails_once)
-    jobs = [job(tmp_path, seed) for seed in range(3)]
+    jobs = [job(tmp_path, seed) for seed in range(2)]
     summaries = run_together(jobs)
-    assert sorted(each.status for each in summaries.values()) == ["failed", "finished", "finished"]
+    assert sorted(each.status for each in summaries.values()) == ["failed", "finished"]
     for number, summary in summaries.items():
         ending = Summary.read(jobs[number].folder)
         events = [event for event in read_events(jobs[number].folder) if event["kind"] == "end"]
@@ -110,7 +110,6 @@ TEXT = ["data=text", "data.path=words.txt", "data.context_length=4", "model=gpt"
         (["model=linear", "data.num_folds=3"], ["data.fold=0", "data.fold=1"]),
         (["model=linear", "data.augment={crop:1,mixup:0.2}"], ["seed=0", "seed=1"]),
         (["model=linear", "data.sampler=balanced", "data.test_fraction=0"], ["seed=0", "seed=1"]),
-        (["model=linear", "data.limit=100"], ["seed=0", "seed=1"]),
         (GIVEN, ["seed=0", "seed=1"]),
         ([*GIVEN, "data.val_fraction=0"], ["seed=0", "seed=1"]),
         ([*TEXT, "model.width=8", "model.depth=1", "model.num_heads=1"], ["seed=0", "seed=1"]),
@@ -203,10 +202,8 @@ def test_data_without_memory_prevents_a_group(tmp_path, monkeypatch, num_process
         (["data=mnist1d"], True),
         (["data=mnist1d", "data.fold=1", "data.num_folds=3"], True),
         (["data=mnist1d", "data.seed=${seed}"], False),
-        (["data=mnist1d", "data.num_rows=3000"], False),
         (["data=mnist1d", "data.name=other"], False),
         (["data._target_=own_data.drawn"], False),
-        (["data=digits"], False),
     ],
 )
 def test_common_rows_read_built_in_data_once(words, is_read, own_folder, monkeypatch):

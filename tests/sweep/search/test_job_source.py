@@ -146,19 +146,21 @@ def agrees(search):
 @pytest.mark.parametrize(
     ("sampler", "words", "goals"),
     [
-        *((sampler, WORDS, goals) for sampler, goals in (("tpe", BOTH), ("random", LOSS), ("nsga2", BOTH))),
+        ("random", WORDS, LOSS),
+        ("nsga2", WORDS, BOTH),
         ("cmaes", (*WORDS, "momentum=interval(0,1)"), LOSS),
         (
             "tpe",
             (*WORDS, "n=int(interval(1,9))", "s=range(1,9,2)", "f=range(0.1,0.5,0.1)", "m=tag(log,range(1,99))"),
-            LOSS,
+            BOTH,
         ),
     ],
 )
 def test_samplers_give_requested_number_of_trials(sampler, words, goals, search, capfd):
-    found = search(sampler=sampler, words=words, goals=goals, n_trials=12).run()
+    num = 12 if sampler == "tpe" else 6
+    found = search(sampler=sampler, words=words, goals=goals, n_trials=num).run()
     assert good(found.trials) == list(found.jobs) and agrees(found)
-    assert len({job.overrides for job in found.jobs.values()}) == 12
+    assert len({job.overrides for job in found.jobs.values()}) == num
     assert all(job.overrides[0] == "epochs=3" for job in found.jobs.values())
     assert capfd.readouterr() == ("", "")  # Optuna prints nothing
 

@@ -15,7 +15,7 @@ RUNS = {
     "transformer": (*MADE_UP, "model=transformer", "data.shape=[32,16]", "train.batch_size=64", "train.precision=bf16"),
     "lstm": (*MADE_UP, "model=lstm", "data.shape=[64,16]", "train.batch_size=64", "optimizer=sgd"),
     "custom": (*MADE_UP, "model=own", "data.shape=[32,16]", "train.batch_size=256"),
-    "recomputed": (*MADE_UP, "model=vit", "data.shape=[3,16,16]", "model.depth=6", "model.dropout=0.1", "train.recompute=[layers.*]"),
+    "recomputed": (*MADE_UP, "model=vit", "data.shape=[3,16,16]", "model.depth=4", "model.dropout=0.1", "train.recompute=[layers.*]"),
 }  # fmt: skip
 
 
