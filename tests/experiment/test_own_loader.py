@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hand_loop import steps_of
+from members import trained_alone
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -183,7 +184,7 @@ def nothing():
     return Nothing()
 
 
-def endless_beside():
+def endless_val():
     return {"train": rows(), "val": Endless()}
 
 
@@ -205,15 +206,6 @@ def short():
     return Short()
 
 
-class Long(Stream):
-    def __iter__(self):
-        return (pair for _ in range(2) for pair in super(Long, self).__iter__())
-
-
-def long():
-    return Long()
-
-
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 2))
@@ -221,13 +213,15 @@ class Net(nn.Sequential):
 QUIET = ["device=cpu", "tracking.enabled=false", "task.plots=false", "model=mine", "train.num_epochs=3"]
 
 
+def losses_of(folder, metric="train/loss"):
+    return [value for _, value in read_points(Path(folder))[metric]]
+
+
 @pytest.fixture
 def mine(own_folder, monkeypatch):
     """Import the user's module, with a configuration for each of its loaders."""
     Path("mine.py").write_text(MINE)
-    monkeypatch.syspath_prepend(str(own_folder))
     importlib.invalidate_caches()
-    monkeypatch.delitem(__import__("sys").modules, "mine", raising=False)
     module = importlib.import_module("mine")
     Path("conf/data").mkdir(parents=True)
     Path("conf/model").mkdir()
@@ -237,13 +231,12 @@ def mine(own_folder, monkeypatch):
     return module
 
 
-def trained(folder, *words):
-    assert cli.main([*QUIET, *words, f"hydra.run.dir={folder}"]) == 0
-    return losses_of(folder), torch.load(Path(folder, "checkpoints/last.pt"), weights_only=True)
-
-
-def losses_of(folder, metric="train/loss"):
-    return [value for _, value in read_points(Path(folder))[metric]]
+def trained(folder, name, num_steps=None, *more):
+    """Train, or resume, and return the losses of these steps, and the model's state."""
+    words = [f"data._target_=mine.{name}", "data.limit=null", "model=mine", "task.plots=false"]
+    words += ["train.batch_size=8", "train.num_epochs=3", f"train.num_steps={num_steps or 'null'}"]
+    (run,) = trained_alone(folder, [*words, *more], [[]])
+    return [value for (name, _), value in sorted(run.listener.points.items()) if name == "train/loss"], run.state()
 
 
 def by_hand(loader, *, sets=()):
@@ -277,19 +270,31 @@ HANDS = {
     "batches": lambda module: by_hand(module.batches()),
     "stream": lambda module: by_hand(DataLoader(module.Stream(), batch_size=8)),
     "counted": lambda module: by_hand(DataLoader(module.Counted(), batch_size=8)),
+    "stateful": lambda module: by_hand(module.Stateful()),
 }
+#: without a length, each repetition is like an epoch of the loader with one
+HANDS |= {"endless": HANDS["stream"], "endless_loader": HANDS["stream"], "stateful_endless": HANDS["stateful"]}
 
 
 @pytest.mark.parametrize("name", HANDS)
-def test_a_run_is_a_loop_by_hand(mine, name):
-    losses, state = trained("run", f"data={name}", "train.batch_size=8")
+@pytest.mark.parametrize("num_steps", [2, 8])  # in the first epoch, and where others end or in the second
+def test_resumed_run_is_a_loop_by_hand(mine, tmp_path, name, num_steps):
     expected, model = HANDS[name](mine)
-    assert losses == expected and len(set(losses)) == len(losses)
+    assert len(set(expected)) == len(expected) > 8
+    in_all = len(expected) if "endless" in name else None
+    losses, _ = trained(tmp_path, name, num_steps)
+    mine.Stateful.reads_of.clear()
+    rest, state = trained(tmp_path, name, in_all)
+    assert losses + rest == expected
     assert all(map(torch.equal, state["model"].values(), model.state_dict().values()))
+    if name == "stateful":  # checks read its first batch; batches of the first part are not read again
+        assert len(mine.Stateful.reads_of) <= 2 + len(rest)
 
 
-def test_own_loader_validation_split_is_used(mine):
-    trained("run", "data=weighted")
+def test_loader_validates_with_its_split(mine, capfd):
+    assert cli.main([*QUIET, "data=weighted", "hydra.run.dir=run"]) == 0
+    said = capfd.readouterr().out + Path("run/runner.log").read_text()
+    assert "weighted: 50 train, 60 val examples; streamed (your DataLoader, batches of 8;" in said
     inputs, targets = mine.rows(1)
     model = mine.Net()
     model.load_state_dict(torch.load("run/checkpoints/last.pt", weights_only=True)["model"])
@@ -299,62 +304,23 @@ def test_own_loader_validation_split_is_used(mine):
     assert cli.main(["evaluate", "run", "train.eval_batch_size=7"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "num_steps"),
-    [("weighted", 2), ("own_generator", 8), ("batches", 2), ("stream", 8), ("counted", 2), ("stateful", 8)],
-)
-def test_resume_within_epoch_equals_whole_run(mine, name, num_steps):
-    words = [f"data={name}", "train.batch_size=8"]
-    losses, whole = trained("whole", *words)
-    trained("parts", *words, f"train.num_steps={num_steps}")
-    mine.Stateful.reads_of.clear()
-    assert cli.main(["resume", "parts", "train.num_steps=null"]) == 0
-    found, state = losses_of("parts"), torch.load("parts/checkpoints/last.pt", weights_only=True)
-    assert found == losses and len(losses) == {"batches": 9, "stateful": 24, "counted": 24}.get(
-        name, 24 if "own" in name else 21
-    )
-    assert all(map(torch.equal, state["model"].values(), whole["model"].values()))
-    if name == "stateful":  # two checks read its first batch; on resume, consumed batches are not read again
-        assert len(mine.Stateful.reads_of) == 2 + 24 - num_steps
-
-
-@pytest.mark.parametrize(
-    ("name", "like", "num_steps"),
-    [("endless", "stream", 21), ("endless_loader", "stream", 21), ("stateful_endless", "stateful", 24)],
-)
-def test_loader_without_a_length_repeats_bitwise(mine, name, like, num_steps):
-    """Each repetition is like an epoch of a loader with a length, wherever the run was stopped."""
-    words = ["train.batch_size=8", f"train.num_steps={num_steps}"]
-    losses, whole = trained("known", f"data={like}", *words)
-    assert trained("whole", f"data={name}", *words)[0] == losses and len(losses) == num_steps
-    part = 2 if name == "endless" else 8
-    trained("part", f"data={name}", words[0], f"train.num_steps={part}")
-    assert cli.main(["resume", "part", words[1]]) == 0
-    state = torch.load("part/checkpoints/last.pt", weights_only=True)
-    assert losses_of("part") == losses
-    assert all(map(torch.equal, state["model"].values(), whole["model"].values()))
-
-
-def test_a_length_may_be_any_number(mine):
+def test_a_length_may_be_any_number(mine, tmp_path):
     """A loader without an end can report any length: nothing allocates memory per row."""
-    assert (
-        trained("run", "data=immense", "train.num_steps=2", "train.batch_size=8")[0]
-        == trained("two", "data=endless", "train.num_steps=2", "train.batch_size=8")[0]
-    )
+    assert trained(tmp_path, "immense", 2)[0] == HANDS["stream"](mine)[0][:2]
 
 
-def test_own_loader_draws_do_not_change_training(mine):
+def test_own_loader_draws_do_not_change_training(mine, tmp_path):
     words = ["model=mlp", "model.hidden_sizes=[8]", "model.dropout=0.5"]
-    assert trained("one", "data=own_generator", *words)[0] == trained("two", "data=own_generator_drawing", *words)[0]
+    losses = [trained(tmp_path / name, name, 8, *words)[0] for name in ("own_generator", "own_generator_drawing")]
+    assert losses[0] == losses[1]
 
 
 def test_two_processes_share_each_batch(mine, own_folder, warm):
-    losses, _ = trained("alone", "data=weighted")
     words = [*QUIET, "data=weighted", "train.num_processes=2", "hydra.run.dir=shared"]
     with warm.command(own_folder, *words) as command:
         output, _ = command.communicate()
     assert command.returncode == 0, output
-    assert losses_of("shared") == pytest.approx(losses, rel=1e-5)
+    assert losses_of("shared") == pytest.approx(weighted_by_hand(mine)[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +330,7 @@ def test_two_processes_share_each_batch(mine, own_folder, warm):
             ["data=endless"],
             ["data=endless", "Endless has no length", "train.num_steps=1000", "define __len__ in Endless"],
         ),
-        (["data=endless_beside"], ["data=endless_beside, val", "help: define __len__ in Endless"]),
+        (["data=endless_val"], ["data=endless_val, val", "help: define __len__ in Endless"]),
         (["data=nothing", "train.num_steps=3"], ["Nothing gives no rows"]),
         (
             ["data=stream", "data.limit=10", "data.fold=1", "data.num_folds=3"],
@@ -393,30 +359,11 @@ def test_own_loader_ending_early_is_named(mine, capfd):
     assert "epoch 1 ended after batch 3" in capfd.readouterr().out
 
 
-def test_own_loader_beyond_length_gives_warning(mine, capfd):
-    trained("run", "data=long", "train.batch_size=8")
-    told = (
-        "warning: Long has more than its length of 7 batches: the others are left out of each epoch; define `__len__`"
-    )
-    assert capfd.readouterr().out.count(told) == 1
-
-
-def test_its_plan_reads_as_the_run_does(mine, warm_programs, capfd):
-    assert cli.main(["plan", *QUIET, "data=weighted"]) == 0
-    said = capfd.readouterr().out
-    assert "streamed (your DataLoader, batches of 8;" in said and "8 in fp32; the largest" in said
-
-
 def test_own_loader_plan_divides_batch_by_processes(mine, warm_programs, capfd):
     assert cli.main(["plan", *QUIET, "data=weighted", "train.num_processes=4", "--json"]) == 0
     said = capfd.readouterr()
     plan = json.loads(said.out)
     (inputs,) = (each for each in plan["placement"] if each["name"] == "batch[0]")
+    assert plan["residency"].startswith("streamed")
     assert inputs["shape"] == [2, 4] and plan["batch_size"] == plan["step"]["batch_size"] == 8
     assert "one of 4 processes, with 2 rows of each batch" in said.err
-
-
-def test_own_loader_rows_are_printed(mine, capfd):
-    trained("run", "data=weighted", "model=mlp", "model.hidden_sizes=[4]")
-    said = capfd.readouterr().out + Path("run/runner.log").read_text()
-    assert "weighted: 50 train, 60 val examples; streamed (your DataLoader, batches of 8;" in said
