@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from members import trained_alone
 from omegaconf import OmegaConf, open_dict
 from refused import problems_of
 from torch import nn
@@ -18,7 +19,6 @@ from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.experiment.check import check
-from runner.tracking.journal_reader import read_points
 from runner.training.loop import Best
 
 SMALL = ["data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "device=cpu"]
@@ -200,24 +200,6 @@ def test_trial_imports_nothing_that_takes_seconds(monkeypatch):
     assert not problems("optimizer.lr=0.01", "scheduler=cosine")
 
 
-PLATEAU = [*SMALL, "model.hidden_sizes=[4]", "train.batch_size=8", "tracking.enabled=false", "task.plots=false"]
-
-
-def test_plateau_rate_falls_without_improvement(own_folder):
-    words = ["scheduler=plateau", "scheduler.patience=0", "+scheduler.threshold=0.5", "scheduler.factor=0.5"]
-    assert cli.main([*PLATEAU, *words, "train.num_epochs=4", "hydra.run.dir=run"]) == 0
-    points = read_points(own_folder / "run")
-    rate = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.001)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(rate, patience=0, threshold=0.5, factor=0.5)
-    expected = [(1, 0.001)]
-    for step, value in points["val/loss"][:-1]:
-        schedule.step(value)
-        if rate.param_groups[0]["lr"] != expected[-1][1]:
-            expected.append((step + 1, rate.param_groups[0]["lr"]))
-    assert len(expected) > 2
-    assert points["train/lr"] == expected
-
-
 BY_HAND = {  # as torch's documentation calls them: after each epoch, each batch, or with a loss
     "StepLR": ("epoch", {"step_size": 1, "gamma": 0.7}),
     "MultiStepLR": ("epoch", {"milestones": [1, 3], "gamma": 0.1}),
@@ -247,41 +229,45 @@ def rates_by_hand(name, num_steps, losses):
     return rates
 
 
-@pytest.mark.parametrize("accumulate_steps", [1, 2])
-@pytest.mark.parametrize("name", BY_HAND)
-def test_schedule_rates_equal_a_torch_loop(own_folder, name, accumulate_steps):
+@pytest.mark.parametrize(("name", "accumulate_steps"), list(zip(BY_HAND, [1, 2] * 4, strict=True)))
+def test_schedule_rates_equal_a_torch_loop(tmp_path, name, accumulate_steps):
     settings = [f"+scheduler.{key}={value}".replace(" ", "") for key, value in BY_HAND[name][1].items()]
-    words = [f"{SCHEDULES}.{name}", *settings, LR, GROUP, "optimizer=sgd", "train.num_epochs=4"]
+    words = [f"{SCHEDULES}.{name}", *settings, LR, GROUP, "optimizer=sgd", "train.num_epochs=4", "task.plots=false"]
+    words += ["model=mlp", "model.hidden_sizes=[4]", "data.limit=60", "train.batch_size=16"]
     rates = []
     hook = register_optimizer_step_pre_hook(
         lambda optimizer, *_: rates.extend(group["lr"] for group in optimizer.param_groups)
     )
     try:
-        more = [f"train.accumulate_steps={accumulate_steps}", "data.num_rows=60", "train.batch_size=16"]
-        assert cli.main([*PLATEAU, *words, *more, "hydra.run.dir=run"]) == 0
+        (run,) = trained_alone(tmp_path, [*words, f"train.accumulate_steps={accumulate_steps}"], [[]])
     finally:
         hook.remove()
-    losses = [value for _, value in read_points(own_folder / "run")["val/loss"]]
+    losses = [value for (metric, _), value in sorted(run.listener.points.items()) if metric == "val/loss"]
     expected = rates_by_hand(name, 3 // accumulate_steps + 3 % accumulate_steps, losses)
     assert len(set(expected)) > 2
     assert rates[-len(expected) :] == expected  # trial steps come first
 
 
-def test_interval_replaces_the_usual_one(own_folder, capsys):
-    step = ["+scheduler._target_=torch.optim.lr_scheduler.StepLR", "+scheduler.step_size=1"]
-    for words, expected in (
-        (step, "rate     StepLR advances after each epoch"),
-        ([*step, "scheduler.interval=step"], "rate     StepLR advances after each optimizer step"),
-        (["scheduler=cosine"], "rate     warmup_cosine advances after each optimizer step"),
-        (["scheduler=cosine", "scheduler.interval=epoch", "scheduler.num_steps=2"], "after each epoch"),
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (f"{SCHEDULES}.StepLR +scheduler.step_size=1", "StepLR advances after each epoch"),
         (
-            [ONE_CYCLE.split()[0].replace("OneCycleLR", "CosineAnnealingLR"), "+scheduler.T_max=${facts.num_steps}"],
-            "step",
+            f"{SCHEDULES}.StepLR +scheduler.step_size=1 scheduler.interval=step",
+            "StepLR advances after each optimizer step",
         ),
-        (["scheduler=plateau"], "rate     ReduceLROnPlateau advances after each evaluation, by val/loss"),
-    ):
-        assert cli.main([*PLATEAU, *words, "train.num_epochs=2"]) == 0
-        assert expected in capsys.readouterr().out
+        ("scheduler=cosine", "warmup_cosine advances after each optimizer step"),
+        ("scheduler=cosine scheduler.interval=epoch scheduler.num_steps=2", "after each epoch"),
+        (f"{SCHEDULES}.CosineAnnealingLR +scheduler.T_max=${{facts.num_steps}}", "after each optimizer step"),
+        ("scheduler=plateau", "ReduceLROnPlateau advances after each evaluation, by val/loss"),
+    ],
+)
+def test_interval_replaces_the_usual_one(words, expected):
+    cfg = composed(*words.split())
+    cfg.facts.num_steps = 6
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    schedule = schedule_of(cfg, optimizer, best=Best("val/loss", "min"), steps_per_epoch=3)
+    assert expected in schedule.words
 
 
 def test_interval_without_effect_is_refused():
@@ -295,7 +281,7 @@ def test_interval_without_effect_is_refused():
 
 def test_plateau_without_validation_is_refused(own_folder, capsys):
     words = ["data.val_fraction=0", "scheduler=plateau", "train.early_stopping.patience=2"]
-    assert cli.main([*PLATEAU, *words]) == 2
+    assert cli.main([*SMALL, "tracking.enabled=false", *words]) == 2
     said = capsys.readouterr().err
     assert "scheduler=ReduceLROnPlateau" in said and "train.early_stopping.patience=2" in said
     assert said.count("validation split") == 2

@@ -21,10 +21,7 @@ from runner.tracking.journal import read_points
 SHORT = ["device=cpu", "model=linear", "train.num_steps=6", "tracking.enabled=false", "hydra.run.dir=run"]
 #: overrides that change the experiment, and the text of the error
 OTHERS = {
-    "optimizer.lr=0.1": "optimizer.lr=0.001 (now: 0.1)",
-    "seed=3": "seed=0 (now: 3)",
     "data=iris": "data.name=digits (now: iris)",
-    "optimizer=sgd": "optimizer._target_=torch.optim.Adam (now: torch.optim.SGD)",
     "+optimizer.weight_decay=0.1": "optimizer.weight_decay=- (now: 0.1)",
     "train.ema_decay=0.9": "train.ema_decay=None (now: 0.9)",
 }
@@ -66,26 +63,17 @@ def test_folder_of_other_experiment_is_kept(word, used, capsys):
     assert content() == before
 
 
-def test_same_command_again_says_finished(used, capsys):
+def test_resumable_folder_gets_resume_command(used, capsys):
     before = content()
     assert cli.main(SHORT) == 0
     assert "the run has finished; run `python -m runner resume run train.num_steps=" in capsys.readouterr().out
     assert content() == before
-
-
-def test_resumable_folder_gets_resume_command(used, capsys):
-    before = content()
     assert cli.main([*SHORT, "train.num_steps=12"]) == 2
     assert "help: run `python -m runner resume run train.num_steps=12`, or use another" in capsys.readouterr().err
-    assert cli.main([*SHORT, "train.num_epochs=null", "train.max_seconds=null", "train.num_steps=12"]) == 2
-    assert " train.num_epochs=null" in capsys.readouterr().err
     summary = json.loads((used / "summary.json").read_text())
     (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))
-    assert cli.main(SHORT) == 2
+    assert cli.main([*SHORT[:-1], "hydra.run.dir=nowhere/../run"]) == 2
     assert "this run is in it already, and can be resumed" in capsys.readouterr().err
-    (used / "summary.json").write_bytes(before["run/summary.json"][0])
-    assert cli.main(["resume", "run", "train.num_steps=12"]) == 0
-    assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
 
 
 def test_finished_runs_command_is_checked_first(used, capsys):
@@ -95,18 +83,15 @@ def test_finished_runs_command_is_checked_first(used, capsys):
     assert "finished" not in said.out
     rerun = used / "rerun.yaml"
     rerun.write_text(rerun.read_text().replace("device: cpu", "device: cuda:97"))
-    for words, code in (([], 0), (["metrics.pull_every=7"], 0), (["metrics.pull_every=0"], 2)):
-        assert cli.main(["resume", "run", *words]) == code
-        said = capsys.readouterr()
-        assert "cuda:97" not in said.err and ("has finished" in said.out) == (code == 0)
+    assert cli.main(["resume", "run", "metrics.pull_every=7"]) == 0
+    assert "has finished" in capsys.readouterr().out
+    assert cli.main(["resume", "run", "metrics.pull_every=0"]) == 2
+    said = capsys.readouterr()
+    assert "cuda:97" not in said.err and "finished" not in said.out
 
 
 def test_folder_with_blank_is_quoted_in_suggestions(trained, own_folder, capsys):
     shutil.copytree(trained, "my run")
-    assert cli.main(["resume", "my run"]) == 0
-    assert "for more of it: resume 'my run' train.num_steps=..." in capsys.readouterr().out
-    with pytest.raises(RunnerError, match="python -m runner resume 'my run'"):
-        directories.refuse_used(Path("my run"), OmegaConf.create({"seed": 1}))
     assert cli.main(["resume", "my run", "train.num_epochs=2"]) == 2
     assert "`python -m runner resume 'my run' train" in capsys.readouterr().err
 
@@ -130,19 +115,10 @@ def test_second_process_is_refused_like_first(used, monkeypatch):
     assert content() == before
 
 
-def test_repeated_run_needs_another_directory(used, capsys):
+def test_repeated_run_needs_another_directory(used):
     before = content()
-    assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=run"]) == 2
-    assert "has finished" in capsys.readouterr().err
     with pytest.raises(RunnerError, match="has finished"):
         run(["-cd", "run"], config_name="rerun", folder=Path("run"))
-    assert content() == before
-
-
-def test_directory_with_dots_is_the_same(used, capsys):
-    before = content()
-    assert cli.main([*SHORT, "seed=2", "hydra.run.dir=nowhere/../run"]) == 2
-    assert "another experiment is in it: seed=" in capsys.readouterr().err
     assert content() == before
 
 
@@ -153,13 +129,6 @@ def test_locked_folder_is_refused_before_writing(own_folder, capsys):
         assert "another run is writing there" in capsys.readouterr().err
         assert not content() and not Path("run/.hydra").exists()
     assert cli.main(SHORT) == 0
-
-
-def test_locked_folder_with_dots_stays_locked(own_folder, monkeypatch):
-    Path("below").mkdir()
-    monkeypatch.chdir("below")
-    assert cli.main([*SHORT, "hydra.run.dir=../other/./run"]) == 0
-    assert (own_folder / "other/run/summary.json").is_file()
 
 
 def test_error_keeps_users_files(own_folder, capsys):

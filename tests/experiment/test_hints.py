@@ -166,8 +166,8 @@ def test_model_exiting_in_check_gets_no_hint(hints, monkeypatch):
 
 
 def test_hints_of_resumed_run_use_whole_run(hints, capsys):
-    hints("model.unused=true optimizer.lr=1e-9", 30)
-    assert cli.main(["resume", "run", "train.num_steps=60"]) == 0
+    hints("model.unused=true optimizer.lr=1e-9", 12)
+    assert cli.main(["resume", "run", "train.num_steps=24"]) == 0
     (found,) = json.loads(Path("run/summary.json").read_text())["hints"]
-    assert "never got a gradient other than 0 in 60 steps" in found
+    assert "never got a gradient other than 0 in 24 steps" in found
     assert capsys.readouterr().out.splitlines()[-1] == f"hint: {found}"

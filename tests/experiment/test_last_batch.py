@@ -62,10 +62,9 @@ def test_last_batch_hint_omits_suitable_layers():
     assert told(17, 16, 2, nn.Sequential(nn.Unflatten(1, (1, 3)), nn.BatchNorm1d(1))) == ""  # three positions per row
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_unsuitable_batch_of_processes_is_refused(own_folder, capfd, strategy):
+def test_unsuitable_batch_of_processes_is_refused(own_folder, capfd):
     words = ["model=resnet", "model.width=4", "device=cpu", "train.num_epochs=1", "tracking.enabled=false"]
-    rows = ["data.limit=103", "train.batch_size=16", "train.num_processes=2", f"placement.strategy={strategy}"]
+    rows = ["data.limit=103", "train.batch_size=16", "train.num_processes=2"]
     assert cli.main([*words, *rows, "task.plots=false"]) == 2
     err = capfd.readouterr().err
     assert "2 share 3 rows in the last batch" in err and "help: use `train.batch_size=15`" in err

@@ -27,7 +27,6 @@ CLASSIFIERS = {
     "mlp": (lambda: MLP(40, NUM_CLASSES, [32, 32]), SIGNAL),
     "cnn on images": (lambda: CNN(IMAGE, NUM_CLASSES, [8, 16]), IMAGE),
     "cnn on signals": (lambda: CNN(SIGNAL, NUM_CLASSES, [8, 16], kernel_size=5), SIGNAL),
-    "resnet18": (lambda: ResNet(IMAGE, NUM_CLASSES, width=8), IMAGE),
     "resnet20": (lambda: ResNet(IMAGE, NUM_CLASSES, 20, width=8), IMAGE),
     "resnet50": (lambda: ResNet((1, 32, 32), NUM_CLASSES, 50, width=4, stem="imagenet"), (1, 32, 32)),
     "vit": (lambda: ViT(IMAGE, NUM_CLASSES, width=32, depth=3, num_heads=4), IMAGE),
@@ -36,6 +35,7 @@ CLASSIFIERS = {
     "gru on tokens": (lambda: Recurrent((12,), NUM_CLASSES, "gru", 16, vocab_size=9), (12,)),
     "lstm on tokens": (lambda: Recurrent((12,), NUM_CLASSES, "lstm", 16, vocab_size=9, num_layers=2), (12,)),
 }
+CLASSIFIERS |= {"transformer on tokens": (lambda: Transformer((12,), NUM_CLASSES, 16, 1, 2, vocab_size=9), (12,))}
 AUTOENCODERS = {
     "autoencoder of images": (lambda: Autoencoder((2, 9, 6), 8, channels=[8, 16]), (2, 9, 6)),
     "autoencoder of signals": (lambda: Autoencoder(SIGNAL, 8, channels=[8, 16]), SIGNAL),
@@ -68,16 +68,16 @@ def test_any_number_of_rows(name):
     torch.testing.assert_close(model(rows[:1]), outputs[:1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_it_starts_with_no_opinion(name):
+@pytest.mark.parametrize("name", MODELS)
+def test_initial_outputs_favor_none_and_follow_seed(name):
     model, rows, classes = made(name)
-    assert loss_of(name, model, rows, classes).item() == pytest.approx(math.log(NUM_CLASSES), abs=1)
-
-
-@pytest.mark.parametrize("name", AUTOENCODERS)
-def test_initial_loss_is_that_of_zero(name):
-    model, rows, classes = made(name)
-    assert loss_of(name, model, rows, classes).item() < 3 * rows.square().mean()
+    loss = loss_of(name, model, rows, classes).item()
+    if name in AUTOENCODERS:
+        assert loss < 3 * rows.square().mean()
+    else:
+        assert loss == pytest.approx(math.log(NUM_CLASSES), abs=1)
+    model, again = made(name)[0], made(name)[0].state_dict()
+    assert all(torch.equal(again[path], value) for path, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,7 +95,7 @@ def test_steps_lower_loss_without_device_reads(name):
 
     with HostReads(torch.device("cpu")) as watch:
         steps(2)  # the first one makes the optimizer's state; watching makes steps slow
-    steps(13)
+    steps(10)
     with torch.no_grad():
         after = loss_of(name, model, rows, classes)
     assert after < 0.9 * before
@@ -110,15 +110,6 @@ def test_gradients_reach_every_parameter(name):
             parameter.add_(0.01)
     loss_of(name, model, rows, classes).backward()
     assert [path for path, value in model.named_parameters() if value.grad is None or not value.grad.any()] == []
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_seed_decides_the_weights(name):
-    first, again = made(name)[0].state_dict(), made(name)[0].state_dict()
-    assert all(torch.equal(first[path], again[path]) for path in first)
-    torch.manual_seed(1)
-    other = MODELS[name][0]().state_dict()
-    assert name == "linear" or any(not torch.equal(first[path], other[path]) for path in first)
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,14 @@ def test_rotary_positions_depend_only_on_distances():
     assert products[0, 0] > products[0, 1] > products[0, 2]
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize(
-    ("vocab_size", "sizes"),
-    [(65, (64, 2, 2)), (65, (256, 2, 8)), (27, (96, 3, 4)), (1000, (128, 1, 4)), (2, (32, 1, 1))],
+    ("vocab_size", "sizes", "positions", "tie"),
+    [
+        (65, (256, 2, 8), "learned", True),
+        (27, (96, 3, 4), "rotary", True),
+        (1000, (128, 1, 4), "learned", False),
+        (2, (32, 1, 1), "rotary", False),
+    ],
 )
 def test_initial_loss_is_log_of_vocabulary(vocab_size, sizes, positions, tie):
     torch.manual_seed(1)
@@ -82,7 +85,7 @@ def test_gpt_learns_what_needs_memory(positions):
     model = small(positions=positions, width=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     draw = torch.Generator().manual_seed(0)
-    for _ in range(150):
+    for _ in range(110):
         tokens = torch.randint(11, (32, 3), generator=draw).repeat(1, 4)
         loss = F.cross_entropy(model(tokens)[:, 3:-1].flatten(0, 1), tokens[:, 4:].flatten())
         loss.backward()

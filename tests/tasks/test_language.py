@@ -1,14 +1,13 @@
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from members import trained_alone
 from torch import nn
 from torch.nn import functional as F
 
 import runner
-from runner import cli
 from runner.config.instantiate import build
 from runner.device.precision import make_precision
 from runner.errors import RunnerError
@@ -79,8 +78,7 @@ def test_each_token_counts_the_same_in_any_batches(size):
     assert found["accuracy"] == pytest.approx(right) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
-@pytest.mark.parametrize("most", [2**24, 10])
-@pytest.mark.parametrize("kind", ["a function", "an object", "torchmetrics"])
+@pytest.mark.parametrize(("kind", "most"), [("a function", 2**24), ("an object", 10), ("torchmetrics", 10)])
 def test_metrics_are_of_the_tokens_that_count(monkeypatch, kind, most):
     monkeypatch.setattr(metrics, "MAX_WAITING", most)  # all batches at once, and one by one
 
@@ -169,40 +167,15 @@ def test_a_whole_run_and_what_can_be_done_with_its_folder(own_folder):
     assert "\nthe cat sat on the mat.\n" in said
 
 
-@pytest.mark.parametrize("residency", ["device", "stream"])
-def test_a_run_that_goes_on_in_an_epochs_middle_ends_as_if_it_had_not_stopped(own_folder, residency):
-    settings = {"data.residency": residency, "train.batch_size": 8}
-    assert cli.main([*words(own_folder, **settings, **{"train.num_steps": 14}), "hydra.run.dir=whole"]) == 0
-    assert cli.main([*words(own_folder, **settings, **{"train.num_steps": 5}), "hydra.run.dir=part"]) == 0
-    assert cli.main(["resume", "part", "train.num_steps=14"]) == 0
-    one, two = (torch.load(f"{name}/checkpoints/last.pt", weights_only=True)["model"] for name in ("whole", "part"))
+def test_language_run_resumes_within_epoch(tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat on the mat.\n" * 60)
+    words = [*SMALL[:-1], "data._target_=runner.data.text", f"data.path={tmp_path}/a.txt", "data.context_length=16"]
+    words += ["data.residency=stream", "data.limit=null", "train.batch_size=8"]
+    (whole,) = trained_alone(tmp_path / "whole", [*words, "train.num_steps=14"], [[]])
+    trained_alone(tmp_path / "part", [*words, "train.num_steps=5"], [[]])
+    (part,) = trained_alone(tmp_path / "part", [*words, "train.num_steps=14"], [[]])
+    one, two = whole.state()["model"], part.state()["model"]
     assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_a_run_on_a_token_file_ends_as_one_on_its_text(own_folder):
-    from runner.data.language.tokens import write_tokens
-
-    overrides = words(own_folder, **{"train.num_steps": 6, "train.batch_size": 8})
-    first = runner.run(overrides, folder="text")
-    write_tokens([(own_folder / "a.txt").read_text()], "a.bin", "characters")
-    mapped = words(own_folder, **{"data": "tokens", "data.path": "a.bin", "train.num_steps": 6, "train.batch_size": 8})
-    second = runner.run([*mapped, "data.num_workers=0"], folder="tokens")
-    names = ("train/loss", "val/loss", "test/accuracy")
-    assert [first["metrics"][name] for name in names] == [second["metrics"][name] for name in names]
-
-
-def test_classes_of_texts(own_folder):
-    draw = np.random.default_rng(0)
-    tokens = draw.integers(1, 9, (200, 6))
-    np.savez("rows.npz", x=tokens, y=(tokens == 3).any(1).astype(np.int64))
-    overrides = [
-        "data=arrays", "data.path=rows.npz", "data.float_inputs=false", "model=transformer", "model.vocab_size=9",
-        "model.width=16", "model.depth=1", "model.num_heads=2", "device=cpu", "tracking.enabled=false",
-        "train.num_epochs=30", "train.batch_size=20", "optimizer.lr=0.01",
-    ]  # fmt: skip
-    summary = runner.run(overrides, folder="run")
-    assert summary["status"] == "finished", summary["error"]
-    assert summary["metrics"]["val/accuracy"] > 0.9
 
 
 def test_what_takes_tokens_says_so_of_other_data(own_folder):

@@ -4,7 +4,6 @@ import builtins
 import json
 import pickle
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from PIL import Image
 from refused import problems_of
 
-import runner
 from runner.config.instantiate import build
 from runner.config.packages import install
 from runner.data.language.text import TextRows
@@ -292,12 +290,6 @@ def test_a_reader_reads_the_same_columns(tmp_path, messages):
     assert read_again(images, tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
 
 
-def test_misspelled_argument_of_reader_is_refused(tmp_path):
-    node = huggingface(write_csv(tmp_path / "a.csv")).reader
-    (problem,) = problems_of(build, {**node, "context_lenght": 3}, key="reader")
-    assert "context_lenght" in problem.source and "reader.context_length=3" in problem.suggestions
-
-
 def test_cut_texts_of_prediction_give_a_warning(tmp_path, caplog):
     (tmp_path / "t.txt").write_text("hello\nhi\n")
     read_again(huggingface(str(tmp_path / "t.txt"), context_length=4), str(tmp_path / "t.txt"))
@@ -418,38 +410,3 @@ def test_progress_bars_of_library_are_restored(tmp_path, capfd):
         assert datasets.are_progress_bars_disabled()
     finally:
         datasets.enable_progress_bars()
-
-
-def run(folder, *words):
-    fixed = ["data=huggingface", "train.batch_size=8", "train.num_epochs=4", "tracking.enabled=false"]
-    return runner.run([*fixed, *words], folder=folder)
-
-
-def test_runs_on_mapped_csv_are_the_same(own_folder):
-    write_csv(own_folder / "a.csv", count=100)
-    words = ["data.path=a.csv", "model=mlp", "model.hidden_sizes=[16]"]
-    resident = run("resident", *words)
-    streamed = run("streamed", *words, "data.decode=workers", "data.num_workers=2")
-    assert (resident["status"], streamed["status"]) == ("finished", "finished")
-    assert resident["metrics"]["test/loss"] == streamed["metrics"]["test/loss"]
-    assert resident["metrics"]["train/loss"] == streamed["metrics"]["train/loss"]
-
-
-def test_a_run_on_a_text(own_folder, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (own_folder / "lines.txt").write_text("\n".join(["abababab", "babababa"] * 40))
-    (own_folder / "letters.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self, vocab_size):\n"
-        "        super().__init__(nn.Embedding(vocab_size, 16), nn.Linear(16, vocab_size))\n"
-    )
-    (own_folder / "conf" / "model").mkdir(parents=True)
-    (own_folder / "conf" / "model" / "letters.yaml").write_text(
-        "_target_: letters.Net\nvocab_size: ${facts.vocab_size}\n"
-    )
-    words = ["data.path=lines.txt", "data.context_length=8", "model=letters", "task=language"]
-    words += ["optimizer.lr=0.05"]
-    found = run("run", *words)
-    assert found["status"] == "finished"
-    assert found["metrics"]["test/loss"] < 1

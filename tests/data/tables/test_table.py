@@ -14,7 +14,6 @@ import torch
 from refused import problems_of
 
 from runner.config.instantiate import build
-from runner.data.split import split
 from runner.data.tables import table as table_module
 from runner.data.tables.table import table
 
@@ -298,7 +297,7 @@ def test_odd_names_survive_the_model_card():
 
 
 def test_thousands_of_columns():
-    count = 3000
+    count = 1000
     rows = [",".join(f"{(i * j) % 11}" for j in range(count)) for i in range(5)]
     write("wide.csv", ",".join(f"c{j}" for j in range(count - 1)) + ",y\n" + "\n".join(rows) + "\n")
     source = table("wide.csv")
@@ -318,14 +317,7 @@ def test_numbers_first_and_texts_later_are_texts(folder, monkeypatch):
     assert categories == ["north", "south", "1", "2"]
 
 
-def test_splits_keep_the_classes(folder):
-    write("t.csv", "x,y\n" + "".join(f"{i},{'a' if i % 5 else 'b'}\n" for i in range(50)))
-    splits = split(table("t.csv"), val_fraction=0.2, test_fraction=0.2, limit=None, seed=0)
-    assert splits.test[1].tolist().count(1) == 2
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(("ending", "in_memory"), [("csv", False), ("parquet", True)])
 def test_numbers_with_many_digits_stay_distinct(in_memory, ending, folder):
     stamps = [1_700_000_000 + number for number in range(100)]
     places = [52.12345 + number * 1e-7 for number in range(100)]

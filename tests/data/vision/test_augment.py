@@ -1,6 +1,5 @@
 """The effect of each augmentation on a tiny image, by hand; only `draws` decides it."""
 
-import json
 import math
 
 import numpy as np
@@ -9,8 +8,6 @@ import torch
 from refused import problems_of
 from scipy.stats import beta
 
-import runner
-from runner import cli
 from runner.data.array_files import arrays
 from runner.data.builtin.scikit import digits
 from runner.data.loading.batches import BatchTransform
@@ -241,29 +238,6 @@ def test_arrays_and_digits_take_it(own_folder, messages):
         assert found.finish.num_draws == 1
     assert digits().finish is None
     messages(problems_of(arrays, "table.npz", augment=["flip"]))
-
-
-def run(folder, *words):
-    fixed = ["data=digits", "data.limit=120", "model=cnn", "model.channels=[4]", "train.batch_size=16"]
-    fixed += [
-        "data.augment={crop:1,flip:true,rotate:10,mixup:0.2}",
-        "tracking.enabled=false",
-        "train.num_epochs=3",
-        "train.deterministic=true",  # except on a CPU
-        "task.plots=false",
-    ]
-    return runner.run([*fixed, *words], folder=folder)
-
-
-def test_resumed_run_equals_an_uninterrupted_one(own_folder):
-    whole = run("whole")
-    stopped = run("parts", "train.num_steps=9", "train.checkpoint_every_steps=1")
-    assert (whole["status"], stopped["status"]) == ("finished", "finished")
-    assert stopped["metrics"]["train/loss"] != whole["metrics"]["train/loss"]
-    assert 0 < whole["metrics"]["train/accuracy"] <= 1
-    assert cli.main(["resume", "parts", "train.num_steps=18"]) == 0
-    taken_up = json.loads((own_folder / "parts" / "summary.json").read_text())
-    assert taken_up["metrics"]["val/loss"] == whole["metrics"]["val/loss"]
 
 
 assert set(EVERYTHING) == set(NAMES)
