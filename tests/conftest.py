@@ -14,6 +14,7 @@ from pathlib import Path
 # before torch is loaded, and lower than in runner/__main__.py: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+import forked_programs
 import psutil
 import pytest
 import shortcuts
@@ -167,31 +168,19 @@ def ink():
 
 @pytest.fixture(scope="session")
 def warm():
-    """The preloaded process of the session, from which jobs and commands are forked; it starts before the search for leaks."""
-    from shared_nursery import opened  # imports Hydra and Optuna, which few tests need
-
-    with opened() as process:
+    """The preloaded process of the session, from which processes are forked; it starts before the search for leaks."""
+    with forked_programs.opened() as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def warm_door(warm):
-    """A socket where other processes can request a fork of the preloaded process (warm_door.py)."""
-    with warm.door() as path:
-        yield path
 
 
 @pytest.fixture
 def warm_jobs(warm, monkeypatch):
     """Sweeps in this process run jobs in separate processes, as always, but without imports that take seconds."""
-    monkeypatch.setattr("runner.sweep.sweep.ProcessPool", warm.stand_in)
+    warm.replace_popen(monkeypatch, "runner.sweep.launchers.process_pool")
 
 
 @pytest.fixture
 def warm_programs(warm, monkeypatch):
     """The processes for a run or a plan of this process start with preloaded modules. Returns the class that starts them."""
-    from forked_programs import popen_is
-
-    for name, namespace in popen_is(warm.program):
-        monkeypatch.setattr(name, namespace)
+    warm.replace_popen(monkeypatch, "runner.tracking.ahead", "runner.tools.plan.command")
     return warm.program

@@ -7,10 +7,10 @@ import os
 import time
 from pathlib import Path
 
+from forked_programs import DOOR
 from ray._private import node, ray_constants, services
 from ray.scripts.scripts import main
 from waiting import LONGEST
-from warm_door import DOOR
 
 asked = services.get_node
 

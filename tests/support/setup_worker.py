@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 
-from warm_door import Forked
+from forked_programs import Forked
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--serialized-runtime-env-context", default="{}")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from warm_door import DOOR, Forked
+from forked_programs import DOOR, Forked
 
 ENDS = {0: "COMPLETED", -signal.SIGKILL: "OUT_OF_MEMORY"}
 

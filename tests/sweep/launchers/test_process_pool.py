@@ -137,9 +137,10 @@ def test_pool_preload_leaves_no_directory(tmp_path):
 
 @pytest.mark.slow
 @forking
-def test_a_forked_job_computes_on_the_device(device, warm):
+def test_a_forked_job_computes_on_the_device(device, warm_jobs):
     """The preloaded process may not query a GPU (no_looking.py)."""
-    assert call(warm.stand_in({}), jobs_for_nursery.on_device, str(device)) == 3.0
+    with ProcessPool({}) as process_pool:
+        assert call(process_pool, jobs_for_nursery.on_device, str(device)) == 3.0
 
 
 def test_call_returns_or_raises(pool):

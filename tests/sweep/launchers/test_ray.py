@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pytest
 import sweeps_in_a_shell
+from forked_programs import DOOR
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
 from waiting import LONGEST, wait_for
-from warm_door import DOOR
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def forked(warm, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def cluster(warm_door) -> Iterator[str]:
+def cluster(warm) -> Iterator[str]:
     """The address of a node with two CPUs and a simulated GPU: `ray start --block`, ended with its processes."""
     folder = tempfile.mkdtemp(prefix="r")  # a short path, as it contains sockets
     with socket.socket() as free:
@@ -51,7 +51,7 @@ def cluster(warm_door) -> Iterator[str]:
     command += ["--include-log-monitor=false", "--block"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # not in the user's directory; the server at the socket forks the workers
-    place = {"cwd": tempfile.gettempdir(), "env": {**os.environ, **RAY, DOOR: warm_door}}
+    place = {"cwd": tempfile.gettempdir(), "env": {**os.environ, **RAY, DOOR: warm.door}}
     process = subprocess.Popen(command, **place, **streams)
     try:
         read_until(process, "Ray runtime started")

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 import simulated_slurm
 import sweeps_in_a_shell
+from forked_programs import DOOR
 from omegaconf import OmegaConf
 from refused import problems_of
 from sweeps_in_a_shell import finish, jobs_in, person, read_until, start, states, summary, sweep
 from waiting import wait_for
-from warm_door import DOOR
 
 from runner.config.packages import install
 from runner.experiment.context import RunContext
@@ -45,9 +45,9 @@ LONG += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
 
 
 @pytest.fixture
-def forked(warm, warm_door, monkeypatch):
+def forked(warm, monkeypatch):
     monkeypatch.setattr(sweeps_in_a_shell, "STARTED", warm.program)
-    monkeypatch.setenv(DOOR, warm_door)  # also for a cluster's jobs
+    monkeypatch.setenv(DOOR, warm.door)  # also for a cluster's jobs
 
 
 def settings():
