@@ -124,23 +124,39 @@ def run_and_loop(rows, name):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_run_in_fp64_equals_a_hand_loop(rows, name):
-    points, losses, measured, _ = run_and_loop(rows, name)
+    points, losses, measured, outputs = run_and_loop(rows, name)
     torch.testing.assert_close([value for _, value in points["train/loss"]], losses, **CLOSE)
     torch.testing.assert_close(points["val/loss"][-1][1], measured["mse"].item(), **CLOSE)
     torch.testing.assert_close(points["val/mae"][-1][1], measured["mae"].item(), **CLOSE)
     if name != "own task":
         torch.testing.assert_close(points["val/r2"][-1][1], measured["r2"].item(), rtol=1e-11, atol=0)
+    if name == "table":
+        check_predictions(measured, outputs, "val.csv")
+    if name == "npz":
+        more = np.load("rows.npz")["x_val"]
+        np.save("more.npy", more)
+        np.savetxt("more.csv", more, fmt="%.17g", delimiter=",", header="a,b,c", comments="")
+        check_predictions(measured, outputs, "more.npy", "more.csv")
+        check_exports()
 
 
-@pytest.mark.parametrize(("name", "file"), [("table", "val.csv"), ("npz", "more.npy"), ("npz", "more.csv")])
-def test_predictions_in_fp64_keep_all_digits(rows, name, file):
-    _, _, measured, outputs = run_and_loop(rows, name)
-    more = np.load("rows.npz")["x_val"]
-    np.save("more.npy", more)
-    np.savetxt("more.csv", more, fmt="%.17g", delimiter=",", header="a,b,c", comments="")
-    assert cli.main(["predict", "run", "--input", file, "--output", "said.csv"]) == 0
-    said = [float(line.split(",")[-1]) for line in Path("said.csv").read_text().splitlines()[1:]]
-    torch.testing.assert_close(said, outputs[:, 0].tolist(), **CLOSE)
+def check_exports():
+    for form, file in {
+        "pt2": "model.pt2*.json",
+        "safetensors": "model.safetensors*.json",
+        "mlflow": "model.mlflow/about.json",
+    }.items():
+        assert cli.main(["export", "run", "--format", form, "--output", f"model.{form}"]) == 0
+        about = json.loads(next(Path().glob(file)).read_text())
+        assert {each["dtype"] for each in (*about["inputs"], *about["outputs"])} == {"float64"}
+        assert about["checked"]["largest_difference"] < 1e-14
+
+
+def check_predictions(measured, outputs, *files):
+    for file in files:
+        assert cli.main(["predict", "run", "--input", file, "--output", f"{file}.csv"]) == 0
+        said = [float(line.split(",")[-1]) for line in Path(f"{file}.csv").read_text().splitlines()[1:]]
+        torch.testing.assert_close(said, outputs[:, 0].tolist(), **CLOSE)
     assert cli.main(["evaluate", "run", "--json"]) == 0
     found = json.loads(Path("run/evaluation.json").read_text())["metrics"]
     torch.testing.assert_close(found["val/mae"], measured["mae"].item(), **CLOSE)
@@ -156,17 +172,6 @@ def test_float64_module_keeps_dtype_in_fp32_run(own_folder, monkeypatch):
     words = ["~model", "+model._target_=doubles.Net", "data=iris", "device=cpu", "train.num_epochs=1"]
     assert cli.main([*words, "tracking.enabled=false", "task.plots=false", "hydra.run.dir=run"]) == 0
     assert cli.main(["evaluate", "run"]) == 0
-
-
-@pytest.mark.parametrize("form", ["pt2", "safetensors", "mlflow"])
-def test_export_of_fp64_keeps_float64(rows, form):
-    assert cli.main([*RUN, *SOURCES["npz"]]) == 0
-    assert cli.main(["export", "run", "--format", form, "--output", f"model.{form}"]) == 0
-    about = json.loads(
-        next(Path().glob(f"model.{form}*.json" if form != "mlflow" else "model.mlflow/about.json")).read_text()
-    )
-    assert {each["dtype"] for each in (*about["inputs"], *about["outputs"])} == {"float64"}
-    assert about["checked"]["largest_difference"] < 1e-14
 
 
 def test_fp64_on_mps_is_refused():
