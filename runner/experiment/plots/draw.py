@@ -5,6 +5,7 @@ Not by scikit-learn's displays: importing sklearn.metrics takes longer than draw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ MAX_CLASSES = 20  # with numbers in the cells, and with lines that are distingui
 MAX_TICKS = 34
 MAX_TARGETS = 4
 COLUMNS = 8
+CELL_WIDTH, CELL_HEIGHT, SIDE = 1.32, 1.66, 1.15  # inches, of an example's cell and of its image
 MAX_POINTS = 2000  # of generated rows
 
 
@@ -164,11 +166,8 @@ def draw_samples(results: Results) -> Figure | None:
     images = None if shown is None else as_images(shown.inputs)
     if shown is None or images is None:
         return None
-    figure, panels = _grid(results, "Samples, the worst first", images)
-    for number, axes in enumerate(panels[: len(images)]):
-        text, is_right = _caption(results, shown, number)
-        axes.set_title(text, color=style.INK if is_right else style.RED, fontsize=7.8, linespacing=1.15, pad=2)
-    return figure
+    captions = [_caption(results, shown, number) for number in range(len(images))]
+    return _draw_grid(results, "Samples, the worst first", images, captions=captions)
 
 
 def draw_reconstructions(results: Results) -> Figure | None:
@@ -179,26 +178,54 @@ def draw_reconstructions(results: Results) -> Figure | None:
     inputs, made = shown.inputs[:COLUMNS], shown.predictions[:COLUMNS].reshape(shown.inputs[:COLUMNS].shape)
     both = np.concatenate([inputs, made])  # of one scale
     images = as_images(both)
-    drawn = both.reshape(len(both), -1) if images is None else images
-    return _grid(results, "Inputs and their reconstructions, the worst first", drawn, num_columns=len(inputs))[0]
+    examples = both.reshape(len(both), -1) if images is None else images
+    heading = "Inputs and their reconstructions, the worst first"
+    return _draw_grid(results, heading, examples, num_columns=len(inputs))
 
 
-def _grid(results: Results, heading: str, examples: NDArray[Any], *, num_columns: int = COLUMNS) -> tuple[Figure, Any]:
-    """Return a figure with a panel for each example: an image, or a line for a row of numbers."""
+def _draw_grid(
+    results: Results,
+    heading: str,
+    examples: NDArray[Any],
+    *,
+    captions: Sequence[tuple[str, bool]] = (),
+    num_columns: int = COLUMNS,
+) -> Figure:
+    """Return a figure with a cell for each example: an image, or a line for a row of numbers.
+
+    All are in one pair of axes, in inches: axes for each take four times as long.
+
+    Args:
+        captions: For each example a text, and whether the prediction is right.
+    """
     columns = min(num_columns, len(examples))
-    rows = -(-len(examples) // columns)
-    size = max(5.2, 0.3 + 1.32 * columns), style.HEAD + 1.66 * rows + 0.3
-    figure, panels = style.panels(
-        results.title, heading, size, shape=(rows, columns), margins=(0.2, 0.1, 0.1, style.HEAD + 0.3), has_grid=False
-    )
-    for axes in panels:
-        axes.set_axis_off()
-    for axes, example in zip(panels, examples, strict=False):
+    width = max(5.2, 0.3 + CELL_WIDTH * columns)
+    height = CELL_HEIGHT if captions else CELL_WIDTH
+    top = height * -(-len(examples) // columns) + 0.1
+    size = width, top + style.HEAD
+    figure, (axes,) = style.panels(results.title, heading, size, margins=(0, 0, 0, 0), has_grid=False)
+    axes.set_axis_off()
+    for number, example in enumerate(examples):
+        row, column = divmod(number, columns)
+        left, bottom = 0.2 + CELL_WIDTH * column, top - height * (row + 1) + 0.1
         if example.ndim == 1:
-            axes.plot(example, color=style.INK, linewidth=0.9)
+            low, high = np.nanmin(example), np.nanmax(example)
+            heights = (example - low) / max(high - low, 1e-12)
+            axes.plot(
+                np.linspace(left, left + SIDE, len(example)), bottom + SIDE * heights, color=style.INK, linewidth=0.9
+            )
         else:
-            axes.imshow(example, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    return figure, panels
+            scale = SIDE / max(example.shape[:2])
+            high, wide = scale * example.shape[0], scale * example.shape[1]
+            begin = left + (SIDE - wide) / 2
+            extent = (begin, begin + wide, bottom, bottom + high)
+            axes.imshow(example, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=extent, aspect="auto")
+        if captions:
+            text, is_right = captions[number]
+            look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 7.8, "linespacing": 1.15}
+            axes.text(left + SIDE / 2, bottom + SIDE + 0.03, text, color=style.INK if is_right else style.RED, **look)
+    axes.set(xlim=(0, size[0]), ylim=(0, size[1]))
+    return figure
 
 
 def as_images(inputs: NDArray[Any]) -> NDArray[np.float64] | None:

@@ -49,6 +49,7 @@ def panels(
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(LINE)
         axes.tick_params(color=LINE, labelcolor=INK, labelsize=8.5)
+        axes.set_title("", y=1.0)  # a fixed height: else drawing measures all ticks first
         for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
             text.set(color=INK, fontsize=9.5)
         if has_grid:
