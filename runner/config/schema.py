@@ -280,6 +280,7 @@ class TrackingKeys:
     )
     description: str | None = _value("a text of at most 3000 characters", "'a first try'", default=None, maxLength=3000)
     git_diff: bool = True
+    trackers: Any = _value("a list of names of trackers", "[]", default=None, type="array", items=TEXT)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
 from typing import Any, NamedTuple, cast
 
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict
@@ -24,6 +25,8 @@ from runner.config.schema import KINDS, Config, DataKeys, Key, keys, structured,
 from runner.config.secrets import HIDDEN, uri_problems
 from runner.errors import Problem, nearest
 
+#: trackers of other packages: NAME = "module:Class"
+TRACKERS = "runner.trackers"
 #: the number of folds where `data.num_folds` is null
 NUM_FOLDS = 5
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
@@ -84,7 +87,19 @@ def problems(cfg: DictConfig) -> list[Problem]:
     """Return every error that can be found without building anything."""
     uri = value(cfg, "tracking.uri")
     stores = uri_problems(str(uri)) if uri is not None else []
-    return [*_below(cfg, "", Config), *stores, *_hidden(cfg), *_folds(cfg), *_early_stopping(cfg), *_constant(cfg)]
+    checks = (_trackers, _hidden, _folds, _early_stopping, _constant)
+    return [*_below(cfg, "", Config), *stores, *(problem for check in checks for problem in check(cfg))]
+
+
+def _trackers(cfg: DictConfig) -> Iterator[Problem]:
+    """Yield the error of each tracker that no installed package has."""
+    names = value(cfg, "tracking.trackers")
+    installed = entry_points(group=TRACKERS).names if names else set()
+    for name in names if OmegaConf.is_list(names) else ():
+        if name not in installed:
+            ways = [f"tracking.trackers=[{near}]" for near in nearest(str(name), installed)]
+            problem, fix = f"no installed package has the tracker `{name}`", "install its package, or leave it out"
+            yield Problem.suggest(f"tracking.trackers=[{name}]", problem, ways, fix)
 
 
 def _below(node: Any, path: str, schema: type | None) -> Iterator[Problem]:

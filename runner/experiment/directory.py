@@ -160,14 +160,15 @@ class RunDirectory:
 
         In a directory that was there before, other files may be the user's. Does nothing if a run has begun in it.
         """
-        from runner.tracking import journal, journal_records, publisher, sync  # numpy: not on the way to --help
+        from runner.tracking import journal, journal_records  # numpy: not on the way to --help
 
         if (self.path / journal_records.FILE).exists():
             return
         if self.path in self._made:
             shutil.rmtree(self.path)
-        for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
-            if (file := self.path / name) not in self._before:
+        uploaders = (self.path / LOCK).parent.glob("publish*")  # logs and locks
+        for file in (*(self.path / name for name in (*HYDRAS, LOG, LOCK, journal.LOCK)), *uploaders):
+            if file not in self._before:
                 file.unlink(missing_ok=True)
         for name in (HYDRAS[0], LOCK):
             with suppress(OSError):  # something else is in it, or it is gone

@@ -111,6 +111,7 @@ class Reporter(Observer):
             params=texts(defaults.main(chosen(cfg))) | parameters(cfg),
             tags=_tags(cfg, parts, folder, machine, context, git),
             system_metrics=cfg.tracking.system_metrics,
+            trackers=list(cfg.tracking.trackers or ()),
             points={"most": most, "expected": parts.limits.num_steps // cfg.metrics.every},
         )
         if member is not None:

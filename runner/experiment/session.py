@@ -93,7 +93,8 @@ class Session:
         publishing: AbstractContextManager[Publisher | None] = nullcontext()
         if tracking.enabled and session._publishes:
             grace, ahead = tracking.grace_seconds, context.publisher
-            publishing = Publisher.start(folder, tracking.uri, grace_seconds=grace, ahead=ahead)
+            names = list(tracking.trackers or ())
+            publishing = Publisher.start(folder, tracking.uri, grace_seconds=grace, ahead=ahead, trackers=names)
         with publishing as session._publisher, session.screen.with_warnings():
             with optimizers_without_dynamo(), session._open:
                 yield session
@@ -270,6 +271,8 @@ class Session:
         more = len(ack.warnings) - MAX_WARNINGS
         for warning in [*ack.warnings[:MAX_WARNINGS], *[f"{more} more of the kind in {LOG}"] * (more > 0)]:
             self.say(f"tracking: {warning}")
+        for sentence in publisher.unfinished_trackers():
+            self.say(f"tracking: {sentence}")
         return ack
 
     def _end_now(self, stop: Stop, why: str) -> NoReturn:

@@ -16,6 +16,7 @@ from runner.tracking import recipes, store_uri, stores
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import find_damage, is_being_written
 from runner.tracking.sync import find_journals, sync
+from runner.tracking.trackers import trackers_of
 
 
 def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
@@ -104,4 +105,9 @@ def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
     is_complete = after.is_complete and not after.error  # an error when the store was compared with the journal
     if not is_complete:
         say(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
+    for name in trackers_of(run):
+        copy = sync(run, uri, tracker=name)
+        if not copy.is_complete:
+            is_complete = False
+            say(f"{run}: {copy.error or f'tracker {name} does not have everything'}")
     return {"run_id": after.run_id, "points_sent": sent, **after.counts, "is_complete": is_complete}

@@ -61,7 +61,9 @@ class Parent:
         # without tracking as a run's journal, which sync may send later
         publishing: AbstractContextManager[Publisher | None] = nullcontext()
         if is_tracked:
-            publishing = Publisher.start(sweep.folder, uri, grace_seconds=config.tracking.grace_seconds)
+            names = list(config.tracking.trackers or ())
+            grace = config.tracking.grace_seconds
+            publishing = Publisher.start(sweep.folder, uri, grace_seconds=grace, trackers=names)
         with publishing as publisher, Journal(sweep.folder) as journal:
             origin.sign(sweep.folder, store_uri.shown(uri) if is_tracked else "")
             parent = cls(sweep, config, journal, publisher, is_here=is_here)
@@ -95,6 +97,7 @@ class Parent:
                 **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
             },
             system_metrics=False,
+            trackers=list(config.tracking.trackers or ()),
         )
 
     def note_runs(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m runner.tracking`: the uploader, a process that copies the journals of a training or a sweep to MLflow.
+"""`python -m runner.tracking [tracker NAME]`: the uploader, which copies the journals of a training or a sweep to one tracker.
 
 publisher.Publisher starts it. It runs one loop over all runs that it follows; its state is in each run's ack.json.
 """
@@ -13,15 +13,18 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from runner.tracking import mlflow_store, store_uri
-from runner.tracking.follow import BROKEN, UploadLoop
+from runner.tracking.ack import named_for
+from runner.tracking.follow import BROKEN, ORPHAN_SECONDS, UploadLoop
 from runner.tracking.pipe import Line
-from runner.tracking.publisher import LOG
+from runner.tracking.publisher import LOG, NOT_DELIVERED
 from runner.tracking.sync import FollowedRun
 from runner.tracking.system_metrics import Machine
+from runner.tracking.trackers import TrackerUploader
 from runner.tracking.uploader import Known, Uploader
 
 CONNECTIONS = 6  # to a server; the writers of a database file would only wait for each other
@@ -35,10 +38,12 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
     os.nice(5)  # the training comes first
     pipe = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)  # not sys.stdin, which exit() would wait for
+    tracker = sys.argv[2] if sys.argv[1:2] == ["tracker"] else ""
     with ExitStack() as stack:
         failure = None
         try:  # while the run is still being checked: ahead.Ahead
-            stack.enter_context(mlflow_store.settings())
+            if not tracker:
+                stack.enter_context(mlflow_store.settings())
             if sys.argv[1:] == ["sqlite"]:
                 mlflow_store.load_sqlite()
         except Exception as error:  # raised below, when the log file is open
@@ -48,16 +53,26 @@ def main() -> int:
         name, uri, grace_seconds = json.loads(settings)
         os.environ["MLFLOW_TRACKING_URI"] = uri
         folder = Path(name)
-        with (folder / LOG).open("ab") as file:
+        with (folder / named_for(LOG, tracker)).open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         _write_masked(uri)
         if failure is not None:
             raise failure
-        return _upload(folder, uri, Line(pipe, grace_seconds=grace_seconds), owner=owner)
+        line = Line(pipe, grace_seconds=grace_seconds)
+        send = partial(_send_to_tracker, tracker) if tracker else partial(_upload, uri)
+        return send(folder, line, has_owner=lambda: os.getppid() == owner)
 
 
-def _upload(folder: Path, uri: str, line: Line, *, owner: int) -> int:
+def _send_to_tracker(name: str, folder: Path, line: Line, *, has_owner: Callable[[], bool]) -> int:
+    def run_of(folder: Path) -> FollowedRun:
+        return FollowedRun(folder, lambda folder, _: TrackerUploader(folder, name, rest=line.rest), tracker=name)
+
+    line.call_later(ORPHAN_SECONDS, lambda: os._exit(NOT_DELIVERED))  # the package's code may hang
+    return UploadLoop(folder, line, run_of=run_of, ask=lambda: None).run(has_owner=has_owner)
+
+
+def _upload(uri: str, folder: Path, line: Line, *, has_owner: Callable[[], bool]) -> int:
     path = store_uri.sqlite_path(uri)
     if path is not None and path.exists():
         mlflow_store.problem(uri)  # opens it; a new one is created when there is something to send
@@ -76,7 +91,7 @@ def _upload(folder: Path, uri: str, line: Line, *, owner: int) -> int:
             ask=lambda: mlflow_store.problem(uri),
             num_at_once=CONNECTIONS if uri.startswith(("http:", "https:")) else 1,
         )
-        return loop.run(has_owner=lambda: os.getppid() == owner)
+        return loop.run(has_owner=has_owner)
     except Exception:
         log.exception("unexpected error")
         return BROKEN

@@ -1,4 +1,7 @@
-"""journal/ack.json: how much of a journal MLflow has. The process that sends the journal writes it atomically."""
+"""journal/ack.json: how much of a journal MLflow has; journal/ack-NAME.json: how much another tracker has.
+
+The process that sends the journal writes the file atomically.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from runner.config import run_files
 from runner.tracking import store_uri
@@ -18,7 +22,7 @@ from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import begins_record, count_points, scan, scan_events
 from runner.tracking.mlflow_store import explain
 
-FILE = "journal/ack.json"  # in a run's folder
+FILE = "journal/ack.json"  # in a run's folder, MLflow's
 REJECTED = "journal/rejected.jsonl"
 
 log = logging.getLogger("runner.tracking")
@@ -59,6 +63,11 @@ class Ack:
         return "publishing" if self.run_id else "waiting"
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the store has the run."""
+        return self.run_id is not None or self.offset > 0
+
+    @property
     def counts(self) -> dict[str, int]:
         """The counts in summary.json."""
         counts = {"points_written": self.points_written, "points_pending": self.points_pending}
@@ -71,10 +80,16 @@ class Ack:
         return (self.ended or self.died) and not self.points_pending and not self.postponed
 
 
-def read_ack(folder: Path) -> Ack:
+def named_for(file: str, tracker: str) -> str:
+    """Return the name of a tracker's own file, e.g., journal/ack-NAME.json; the file itself for MLflow, whose name is ""."""
+    stem, dot, ending = file.rpartition(".")
+    return f"{stem}-{quote(tracker, safe='')}{dot}{ending}" if tracker else file
+
+
+def read_ack(folder: Path, tracker: str = "") -> Ack:
     """Return the last acknowledgement, with its pending points; an empty one for a damaged file, which costs a replay."""
     try:
-        fields = run_files.read_json(folder / FILE)
+        fields = run_files.read_json(folder / named_for(FILE, tracker))
         if fields.pop("sha256") != _digest(fields):
             raise ValueError("the checksum differs")
         fields |= {name: tuple(fields[name]) for name in ("postponed", "warnings")}
@@ -84,10 +99,10 @@ def read_ack(folder: Path) -> Ack:
     return dataclasses.replace(ack, points_pending=count_points(folder / JOURNAL, ack.offset))
 
 
-def read_error(folder: Path) -> str | None:
+def read_error(folder: Path, tracker: str = "") -> str | None:
     """Return the error in the last acknowledgement, without reading the journal."""
     try:
-        error = run_files.read_json(folder / FILE)["error"]
+        error = run_files.read_json(folder / named_for(FILE, tracker))["error"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None if error is None else str(error)
@@ -104,12 +119,12 @@ def end_time_ms(folder: Path, ack: Ack, end_ms: int) -> int:
     return max([end_ms, start_time_ms(folder), *(time_ms for _, _, time_ms in ack.last_points.values())])
 
 
-def write_ack(folder: Path, ack: Ack) -> None:
+def write_ack(folder: Path, ack: Ack, tracker: str = "") -> None:
     """Write it atomically, without fsync: an older one after a power cut only costs a replay."""
     fields = {"state": ack.state, **dataclasses.asdict(ack)}
     del fields["points_pending"]
     fields["sha256"] = _digest(fields)
-    run_files.write_whole(folder / FILE, json.dumps(fields, indent=1) + "\n")
+    run_files.write_whole(folder / named_for(FILE, tracker), json.dumps(fields, indent=1) + "\n")
 
 
 def _digest(fields: dict[str, Any]) -> str:
@@ -123,16 +138,16 @@ class UploadProgress:
     An Ack of another store or another journal is discarded.
     """
 
-    def __init__(self, folder: Path, uri: str) -> None:
-        self._folder, self._uri, self._mask = folder, uri, store_uri.masker(uri)
-        self.ack = dataclasses.replace(read_ack(folder), points_pending=0)
+    def __init__(self, folder: Path, uri: str, *, tracker: str = "") -> None:
+        self._folder, self._uri, self._tracker, self._mask = folder, uri, tracker, store_uri.masker(uri)
+        self.ack = dataclasses.replace(read_ack(folder, tracker), points_pending=0)
         if self.ack.uri != store_uri.shown(uri) or not begins_record(folder / JOURNAL, self.ack.offset):
             self.ack = Ack(uri=store_uri.shown(uri))
 
     def note(self, **changes: Any) -> None:
         """Change fields of the Ack and write it."""
         self.ack = dataclasses.replace(self.ack, **changes)
-        write_ack(self._folder, self.ack)
+        write_ack(self._folder, self.ack, self._tracker)
 
     def begin_again(self, *, is_same_run: bool = False) -> None:
         """Forget what the store acknowledged: it has lost the run, or points of the same run."""

@@ -18,10 +18,11 @@ class Ahead:
 
     Args:
         uri: Of the store, unchecked: it decides what is imported.
+        tracker: Another tracker, which is sent to instead of MLflow.
     """
 
-    def __init__(self, uri: str) -> None:
-        kind = ["sqlite"] if uri.startswith("sqlite:") else []
+    def __init__(self, uri: str, *, tracker: str = "") -> None:
+        kind = ["tracker", tracker] if tracker else ["sqlite"] if uri.startswith("sqlite:") else []
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
         environment |= {"PYTHONPATH": python_path(own=False), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._process: subprocess.Popen[bytes] | None = None

@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,6 +55,16 @@ class Line:
     def rest(self, worked_seconds: float) -> None:
         """Leave the machine to the training for a multiple of the working time; return at once when it is over."""
         self._closed.wait(min(self._rests_per_work * worked_seconds, LONGEST_REST_SECONDS))
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call a function in another thread, `seconds` after the end of the training or the sweep."""
+
+        def wait() -> None:
+            self._closed.wait()
+            time.sleep(seconds)
+            call()
+
+        threading.Thread(target=wait, name="runner-later", daemon=True).start()
 
     def _read(self, pipe: BinaryIO) -> None:
         for line in pipe:

@@ -1,4 +1,4 @@
-"""Send a run's journal to MLflow, in one process at a time: turn by turn in the uploader, completely for `sync` and `register`."""
+"""Send a run's journal to a tracker, in one process at a time: turn by turn in the uploader, completely for `sync` and `register`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from runner.tracking.ack import Ack, read_ack
+from runner.tracking.ack import Ack, named_for, read_ack
 from runner.tracking.journal import is_being_written
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.mlflow_model import Build
 from runner.tracking.mlflow_store import settings
+from runner.tracking.trackers import TrackerUploader
 from runner.tracking.uploader import Uploader
 
 LOCK = "journal/publish.lock"  # in a run directory: one process sends a journal at a time
@@ -66,14 +67,16 @@ class FollowedRun:
 
     Args:
         uploader_of: Makes the Uploader, from the directory and whether the run is running.
+        tracker: The name of the tracker; "" for MLflow.
         lingering_seconds: How long an ended run's journal may be held before another process is taken to continue it.
     """
 
     def __init__(
         self,
         folder: Path,
-        uploader_of: Callable[[Path, bool], Uploader],
+        uploader_of: Callable[[Path, bool], Uploader | TrackerUploader],
         *,
+        tracker: str = "",
         lingering_seconds: float = LINGERING_SECONDS,
     ) -> None:
         self.folder, self._uploader_of, self._lingering_seconds = folder, uploader_of, lingering_seconds
@@ -84,8 +87,8 @@ class FollowedRun:
         self.has_waited = False  # after end(), a turn has left nothing to send now, or failed
         self.has_worked = False  # the last turn sent something
         self.due_at = time.monotonic()  # when it is next looked at
-        self._uploader: Uploader | None = None
-        self._lock = FileLock(folder / LOCK, thread_local=False)
+        self._uploader: Uploader | TrackerUploader | None = None
+        self._lock = FileLock(folder / named_for(LOCK, tracker), thread_local=False)
         self._backoff = Backoff()
         self._postponed_at = time.monotonic() + POSTPONED_SECONDS
         self._locked_since: float | None = None
@@ -167,7 +170,7 @@ class FollowedRun:
             self.has_begun |= waits is Turn.IDLE
             return Turn.DONE if is_gone and waits is Turn.IDLE else waits or Turn.IDLE
         sent = uploader.attempt(postponed=self._retries_postponed(), most=1)
-        self.has_begun = uploader.ack.run_id is not None
+        self.has_begun = uploader.ack.has_begun
         self.has_only_files = sent and not uploader.has_records()
         if sent and uploader.has_more():
             return Turn.MORE
@@ -216,21 +219,30 @@ def _may_have_records(folder: Path) -> bool:
         return True
 
 
-def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | None = None) -> Ack:
+def sync(folder: Path, uri: str, *, tracker: str = "", grace_seconds: float = 10.0, build: Build | None = None) -> Ack:
     """Send what is missing; imports MLflow (1 s). A run whose process was killed gets the status KILLED.
 
-    grace_seconds: How long to retry a store that does not answer; the Ack's `error` then has the reason.
-    Raises: OSError and other unexpected errors.
+    Args:
+        uri: MLflow's store.
+        tracker: The tracker that gets the journal instead of MLflow.
+        grace_seconds: How long to retry a store that does not answer; the Ack's `error` then has the reason.
+
+    Raises:
+        OSError: And other unexpected errors.
     """
-    run = FollowedRun(folder, lambda folder, _: Uploader(folder, uri, build=build), lingering_seconds=0.0)
+
+    def uploader_of(folder: Path, _: bool) -> Uploader | TrackerUploader:
+        return TrackerUploader(folder, tracker) if tracker else Uploader(folder, uri, build=build)
+
+    run = FollowedRun(folder, uploader_of, tracker=tracker, lingering_seconds=0.0)
     run.end()
     backoff = Backoff()
     try:
-        with settings():
+        with contextlib.nullcontext() if tracker else settings():
             while (result := run.turn()) is not Turn.DONE and not run.waits_for_parent:
                 if result is Turn.LOCKED:
                     error = "another process is sending this run at this moment"
-                    return dataclasses.replace(read_ack(folder), error=error)
+                    return dataclasses.replace(read_ack(folder, tracker), error=error)
                 if run.failure is not None:
                     raise run.failure
                 if run.has_worked:
@@ -241,7 +253,7 @@ def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | 
                     break
                 else:
                     time.sleep(backoff.pause_seconds())
-        return read_ack(folder)
+        return read_ack(folder, tracker)
     finally:
         run.release()
 
