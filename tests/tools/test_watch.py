@@ -2,9 +2,9 @@
 
 import json
 import os
+import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -171,19 +171,12 @@ def test_q_leaves_run_unchanged(own_folder, monkeypatch):
         screen.when("q leaves", lambda: os.write(screen.ours, b"q"))
         assert cli.main(["watch", "outputs/a/run"]) == 0
         drawn = screen.close()
-    assert (
-        drawn.index(ENTER)
-        < drawn.index("loss")
-        < drawn.index(LEAVE)
-        < drawn.index("it continues; python -m runner watch")
-    )
-    assert SHOW in drawn
+    places = [drawn.index(text) for text in (ENTER, "loss", LEAVE, "it continues; python -m runner watch")]
+    assert places == sorted(places) and SHOW in drawn
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_gives_the_screen_back(own_folder, monkeypatch, number, code):
-    import signal
-
     before = signal.getsignal(signal.SIGTERM)
     with begin(Path("outputs/a/run")):
         screen = Screen(monkeypatch)
@@ -201,7 +194,8 @@ def test_watch_ends_with_run_and_last_frame(own_folder, monkeypatch):
     def go_on():
         monkeypatch.setenv("COLUMNS", "100")  # makes its window wider during the run
         journal.points(["train/loss"], [200], [0], [[0.25]])
-        time.sleep(0.3)
+        while b"step 200" not in screen.drawn:  # it is drawn before the end
+            screen.drawn += os.read(screen.ours, 1 << 16)
         end(journal)
 
     screen.when("q leaves", go_on)
