@@ -34,13 +34,11 @@ SAME = ["data=synthetic", "data.num_rows=64", "data.num_features=1", "data.num_c
 CASES = {
     "cnn on signals": ["model=cnn", "model.kernel_size=5", *SIGNALS],
     "resnet18": ["model=resnet", "model.width=8", *IMAGES],
-    "resnet50": ["model=resnet", "model.depth=50", "model.width=8", "model.stem=imagenet", *IMAGES],
     "vit": ["model=vit", "model.width=24", "model.depth=2", *IMAGES],
     "gru": ["model=gru", "model.hidden_size=8", "model.bidirectional=true", *SIGNALS],
     "lstm": ["model=lstm", "model.hidden_size=8", "model.num_layers=2", "model.pooling=mean", *SIGNALS],
     "frozen": ["model=resnet", "model.width=8", "model.freeze=stem", "optimizer.no_decay=norms_and_biases", *IMAGES],
     "autoencoder": ["model=autoencoder", *SAME],
-    "playground": ["model=mlp", "data=playground"],
     "mnist1d": ["model=mlp", "data=mnist1d", "data.num_rows=100", "data.num_test_rows=20"],
 }
 

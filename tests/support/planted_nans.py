@@ -99,7 +99,7 @@ FILES = {
     "conf/data/planted.yaml": "_target_: my_parts.rows\nnum: 320\nbad: 123\nvalue: null\nlike: none\nkind: classes\n",
     "conf/data/dataset.yaml": "_target_: my_parts.Rows\nnum: 320\nbad: 123\nvalue: null\nlike: none\nkind: classes\n",
 }
-WORDS = ("model=planted", "train.batch_size=16", "train.num_epochs=3", "tracking.enabled=false")
+WORDS = ("model=planted", "train.batch_size=16", "train.num_epochs=2", "tracking.enabled=false")
 
 
 @dataclass(frozen=True)
@@ -160,14 +160,7 @@ SPIKES = (
     Spike("accumulated", (*REGRESSION, "train.accumulate_steps=2")),
     Spike(
         "a table",
-        (
-            "data=table",
-            "data.path=rows.csv",
-            "data.target=y",
-            "task=regression",
-            "data.scale_targets=false",
-            "optimizer.lr=1e-3",
-        ),
+        ("data=table", "data.path=rows.csv", "data.target=y", "data.scale_targets=false", *REGRESSION[2:]),
         "rows.csv, line 125",
     ),
 )

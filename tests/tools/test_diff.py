@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +42,23 @@ def write_rows(changed=0.0):
     np.savez("mine.npz", x=x, y=np.arange(90) % 3)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "outputs"
+
+
 @pytest.fixture
-def base(own_folder):
-    """outputs/a/run, with a custom model in a directory outside a Git repository."""
+def base(own_folder, kept):
+    """outputs/a/run, with a custom model in a directory outside a Git repository; it is trained once."""
     write_rows()
     Path("differing_nets.py").write_text(MODEL)
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/net.yaml").write_text("_target_: differing_nets.Net\n")
-    train("a")
+    if not kept.exists():
+        train("a")
+        shutil.copytree("outputs", kept)
+    else:
+        shutil.copytree(kept, "outputs")
     return own_folder
 
 
@@ -65,9 +75,8 @@ def differences(capfd, *names):
 
 
 def test_diff_names_overrides_by_key(base, capfd):
-    train(
-        "b", "seed=1", "optimizer.lr=0.01", "train.batch_size=16", "train.precision=bf16", "backends.cpu.num_threads=2"
-    )
+    words = ["seed=1", "optimizer.lr=0.01", "train.batch_size=16", "train.precision=bf16", "backends.cpu.num_threads=2"]
+    train("b", *words)
     found, by_name = differences(capfd, "a", "b")
     assert by_name == {
         "seed": ["0", "1"],
@@ -87,7 +96,7 @@ def test_diff_names_overrides_by_key(base, capfd):
 def test_diff_of_untracked_code_and_data(base, capfd, monkeypatch):
     write_rows(changed=1e-3)
     Path("differing_nets.py").write_text(MODEL.replace("ReLU", "GELU"))
-    monkeypatch.delitem(__import__("sys").modules, "differing_nets")
+    monkeypatch.delitem(sys.modules, "differing_nets", raising=False)
     train("b")
     _, by_name = differences(capfd, "a", "b")
     assert by_name.keys() == {"differing_nets.py", "data"}
@@ -190,11 +199,9 @@ def test_diff_separates_names_that_collide_on_store(tmp_path):
     ("words", "problem"),
     [
         ([], "`diff` takes two runs or more"),
-        (["outputs/a/run"], "`diff` takes two runs or more"),
         (["outputs/a/run", "outputs/a/run"], "both names mean the same run"),
         (["outputs/a/run", "nowhere"], "there is no directory `nowhere`"),
         (["outputs/a/run", "outputs/b/run", "--op"], "`diff` does not take `--op`"),
-        (["outputs/a/run", "outputs/b/run", "seed=1"], "`diff` does not take `seed`"),
         (["outputs/a/run", "0" * 32, "tracking.uri=sqlite:///nowhere.db"], "and the store sqlite:"),
     ],
 )

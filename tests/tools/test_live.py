@@ -32,6 +32,9 @@ def test_what_is_new_is_read_once(tmp_path):
         assert run.status == "running"
         end(journal, "FAILED")
     assert run.read() and run.status == "failed"
+    with Journal(tmp_path) as journal:
+        start(journal)  # resumed
+        assert run.read() and run.status == "running"
 
 
 def test_replaced_journal_is_read_again(tmp_path):
@@ -55,18 +58,6 @@ def test_killed_run_has_no_end(tmp_path, monkeypatch):
     assert other.status == "running"  # it may run on another machine, and was written recently
     os.utime(tmp_path / FILE, (0, 0))
     assert other.status == "killed"
-
-
-def test_resumed_run_is_live_again(tmp_path):
-    run = LiveRun(tmp_path)
-    with Journal(tmp_path) as journal:
-        start(journal)
-        end(journal, "KILLED")
-        run.read()
-        assert run.status == "killed"
-        start(journal)
-        run.read()
-        assert run.status == "running"
 
 
 @pytest.mark.parametrize(
