@@ -124,14 +124,6 @@ def test_resumed_sweep_writes_only_new_values(made):
     assert [event["tags"]["best_job"] for event in read_events(made.path)] == ["0", "0", "1"]
 
 
-def test_outcome_after_kill_is_completed(made):
-    job(made, best=0.5, val_loss=0.6)
-    with Journal(made.path) as journal:  # killed after the tags were written
-        journal.event("tags", tags=mlflow_parent.tags_of(read_report(made.path), run_id="r", config=config("iris")))
-    write_outcome(made.path)
-    assert len(read_events(made.path)) == 1 and read_points(made.path)["val/loss"] == [(1, 0.6)]
-
-
 def test_outcome_of_several_goals_has_front(tmp_path):
     made = Folder(tmp_path / "found", objectives=LOSS_AND_SPEED)
     for loss, speed in ((0.5, 100.0), (0.3, 50.0), (0.6, 90.0)):
@@ -142,6 +134,14 @@ def test_outcome_of_several_goals_has_front(tmp_path):
     assert last == {"val/loss": 0.4, "speed/steps_per_second": 50.0} | bests
     (event,) = read_events(made.path)
     assert (event["tags"]["goals"], event["tags"]["best_job"]) == ("min val/loss, max speed/steps_per_second", "1")
+
+
+def test_outcome_after_kill_is_completed(made):
+    job(made, best=0.5, val_loss=0.6)
+    with Journal(made.path) as journal:  # killed after the tags were written
+        journal.event("tags", tags=mlflow_parent.tags_of(read_report(made.path), run_id="r", config=config("iris")))
+    write_outcome(made.path)
+    assert len(read_events(made.path)) == 1 and read_points(made.path)["val/loss"] == [(1, 0.6)]
 
 
 def test_outcome_without_finished_job_has_note(made):

@@ -182,11 +182,9 @@ MISTAKES = {
     "nothing to search": (["seed=1"], ["optimizer.lr=tag(log,interval(1e-4,1e-1))"]),
     "whole numbers": (["train.batch_size=interval(8,64)"], ["train.batch_size=int(interval(8,64))"]),
     "params": ([LR, "PARAMS={seed:'range(1,x)'}"], ["hydra.sweeper.params: {seed: "]),
-    "a key's name": ([LR, "N_TRIAL=5"], ["n_trials=5"]),
     "a swept setting": ([LR, "SAMPLER=tpe,random"], ["set hydra.sweeper.sampler to one value"]),
     # errors of the composed jobs
     "a job's key": ([LR, "train.num_epoch=3"], ["train.num_epochs=3"]),
-    "a swept key": (["optimizer.rl=interval(0.1,0.2)"], ["optimizer.lr=0.1"]),
     "values of jobs": (
         ["train.batch_size=16,-3", "train.ema_decay=interval(0.5,1)", "device=cpu,cuda:97"],
         ["train.batch_size=1", "train.ema_decay=0.999", "device=cpu"],
