@@ -33,10 +33,6 @@ def test_an_npz_file():
     assert not source.given
 
 
-def test_names_of_arrays_can_be_set():
-    assert arrays("good.npz", "inputs", targets="labels").rows[0].shape == (6, 4)
-
-
 def test_a_regression_on_integers():
     source = arrays("good.npz", kind="regression")
     assert source.rows[1].tolist() == [[5.0], [7.0], [5.0], [7.0], [9.0], [9.0]]

@@ -62,14 +62,6 @@ def test_read_only_arrays_are_copied_without_warning():
     assert inputs(values).tolist() == inputs(np.broadcast_to(np.float32(1), (3, 2))).tolist() == [[1, 1]] * 3
 
 
-def test_row_of_one_number_becomes_a_column():
-    assert inputs([1, 2, 3]).shape == (3, 1)
-
-
-def test_more_dimensions_stay():
-    assert inputs(np.zeros((2, 3, 4, 5))).shape == (2, 3, 4, 5)
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from runner.data.conversion import STANDARD, Called, Conversion
 from runner.data.loading.loaders import Loading, load
-from runner.data.source import Source, as_source, facts_of, from_arrays
+from runner.data.source import Source, as_source, from_arrays
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])
 
@@ -203,11 +203,6 @@ def test_integers_may_stay_in_every_split():
     source = from_arrays(Y[:, None], Y, name="mine", conversion=Conversion(keeps_integers=True))
     assert source.rows[0].dtype == torch.int64
     assert from_arrays(Y[:, None], Y, name="mine").rows[0].dtype == torch.float32
-
-
-def test_facts_of_tensors():
-    assert facts_of(torch.ones(2, 3, 5), torch.ones(2, 7), num_classes=None)["out_features"] == 7
-    assert facts_of(torch.ones(2, 3, 5), torch.ones(2), num_classes=4)["in_features"] == 15
 
 
 AS_THEY_ARE = Conversion(has_columns=False)

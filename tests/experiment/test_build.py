@@ -243,10 +243,13 @@ def evaluated(device, *words):
     return parts.val.batch_size, parts.train.batch_size, values["loss"], parts.residency
 
 
-def test_accelerator_evaluates_larger_batches(tmp_path):
+def all_evaluated(device):
     small = ("model.hidden_sizes=[1000]", "backends.cuda.memory_fraction=0.001")  # 24 MiB
-    cases = ((), ("train.deterministic=true",), small)
-    found = [run_simulated("cuda:0", evaluated, *words, cwd=tmp_path) for words in cases]
+    return [evaluated(device, *words) for words in ((), ("train.deterministic=true",), small)]
+
+
+def test_accelerator_evaluates_larger_batches(tmp_path):
+    found = run_simulated("cuda:0", all_evaluated, cwd=tmp_path)
     assert [each[:2] for each in found] == [[2048, 128], [128, 128], [256, 128]]
     assert found[0][2] == pytest.approx(found[1][2], rel=1e-6)
     assert "evaluated in batches of 2,048 (auto: train.eval_batch_size=null)" in found[0][3]

@@ -128,7 +128,6 @@ def test_hint_names_a_planted_cause(hints, words, num_steps, expected):
     [
         ("", 60),
         (f"model.last=null {TWO}", 12),
-        ("data.labels=true task.kind=multilabel", 12),
         (TEXT, 12),
         ("model.unused=true model.freeze=[unused,aside]", 12),
         (NUMBERS, 60),

@@ -30,10 +30,6 @@ def test_image_weights_are_fixed_by_the_seed():
     assert outputs.tolist() == pytest.approx(BEFORE, abs=1e-5)
 
 
-def test_more_channels_need_bigger_images():
-    assert CNN([1, 8, 8], 10, [4, 8, 16])(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-
-
 def test_batch_of_one_row_is_trained_on():
     model = CNN([1, 4, 4], 3)
     model(torch.randn(1, 1, 4, 4)).sum().backward()
