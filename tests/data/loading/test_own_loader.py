@@ -28,6 +28,11 @@ class Parts(IterableDataset):
         return iter((torch.tensor([float(row)]), row) for row in range(first, self.num, step))
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(int, 1)
+
+
 def own_collate(rows):
     return default_collate(rows)
 
@@ -62,6 +67,13 @@ def test_rows_left_out_are_reported_once(dataset, settings, told, caplog):
         assert len(rows_of(batches)) == len(rows_of(batches)) == batches.num_batches
     (message,) = caplog.messages
     assert re.search(told, message)
+
+
+def test_loader_without_length_counts_rows_of_batches():
+    own = OwnLoader(DataLoader(Endless(), batch_size=4), setting="data=mine")
+    own.lasts(5, batch_size=1)
+    assert (len(own), own.num_batches(1), own.has_length) == (20, 5, False)
+    assert own.fingerprint.split() == ["Endless"]
 
 
 def test_processes_that_drop_rows_are_named(messages):
