@@ -12,7 +12,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
 from runner.device import backends
-from runner.tools.lr_find import _groups, suggest
+from runner.tools.lr_find import _groups, smoothed, suggest
 
 RATES = np.geomspace(1e-6, 10, 141)  # 20 per decade
 
@@ -46,6 +46,11 @@ def test_noise_does_not_move_it_far():
 @pytest.mark.parametrize("losses", [np.linspace(1, 2, 141), np.full(141, np.nan), np.r_[2.0, np.full(140, np.inf)]])
 def test_loss_that_never_falls_is_reported(losses, messages):
     messages(problems_of(suggest, RATES, losses))
+
+
+def test_running_mean_begins_with_first_value():
+    assert smoothed(np.full(5, 3.0)) == pytest.approx([3.0] * 5)
+    assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
 
 
 def parameters(num):

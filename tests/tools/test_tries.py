@@ -45,6 +45,11 @@ def test_hundred_useless_tries_keep_at_most_one():
     assert kept_of(100, seed=0) <= 1
 
 
+def test_repeated_looks_keep_stated_confidence():
+    assert tries.NUM_COMPARISONS == 0.05 / tries.ALPHA_OF_A_TRY * 3
+    assert 2 * 0.5**tries.LEAST <= tries.ALPHA_OF_A_TRY / 3 < 2 * 0.5 ** (tries.LEAST - 1)
+
+
 def test_a_gain_is_kept():
     random = np.random.default_rng(0)
     common = random.normal(size=len(SEEDS))
@@ -92,6 +97,14 @@ def test_when_the_time_is_up():
     )
     assert line_of([-1 - seed / 100 for seed in range(11)], is_over=True).verdict == "kept"
     assert line_of([], is_over=True).difference is None
+
+
+def test_values_that_can_not_be_more():
+    """The code is gone: its seeds can't be extended."""
+    theirs = dict.fromkeys(range(3, 17), 0.0)
+    assert look(LOSS, list(theirs), {}, theirs) == [3, 4, 5, 6]
+    ours = {seed: 0.4 * (-1) ** seed - 0.1 for seed in theirs}
+    assert look(LOSS, list(theirs), ours, theirs).why.startswith("14 seeds do not decide it")
 
 
 def test_failed_seeds_are_replaced():

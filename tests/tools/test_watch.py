@@ -16,6 +16,8 @@ from written_journals import end, start
 
 from runner import cli
 from runner.tools import watch as watching
+from runner.tools.live import thin
+from runner.tools.watch import Canvas
 from runner.tracking.journal import Journal
 
 pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # not on Windows
@@ -116,6 +118,12 @@ def test_watch_sweep_has_row_per_job(own_folder, capsys):
     assert cli.main(["watch", str(folder), "--json"]) == 0
     jobs = json.loads(capsys.readouterr().out)["jobs"]
     assert [job["metrics"]["val/loss"]["points"] for job in jobs] == [100, 100]
+
+
+def test_watch_line_is_connected():
+    steep = Canvas(4, 4, low=0.0, high=1.0)
+    steep.draw(thin((np.array([1, 2]), np.array([0.0, 1.0])), steep.columns, first=1, last=2), "bright")
+    assert [line.plain != "    " for line in steep.lines()] == [True] * 4
 
 
 class Screen:
