@@ -239,15 +239,6 @@ def test_users_file_wins_over_builtin(folder, capfd):
     assert summary["peak_memory_bytes"] > 10_000_000 and summary["peak_memory_of"] == "process, at most"
 
 
-def test_run_repeats_from_its_folder(folder):
-    small = ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", "task.plots=false", OFF]
-    assert cli.main([*small, "hydra.run.dir=first", "seed=3"]) == 0
-    assert cli.main(["-cd", "first", "-cn", "rerun", "hydra.run.dir=again"]) == 0
-    first, again = (json.loads((folder / name / "summary.json").read_text()) for name in ("first", "again"))
-    assert first["metrics"]["train/loss"] == again["metrics"]["train/loss"]
-    assert cli.main(["-cd", "first", "-cn", "rerun", "train.epochz=1"]) == 2
-
-
 def test_failing_training_exits_1_and_keeps_points(folder, capfd):
     data = ["data=synthetic", "data.num_rows=500", "data.num_classes=null", "task=regression", "model=linear"]
     words = [*data, "optimizer=sgd", "optimizer.lr=1e10", OFF, "hydra.run.dir=run"]

@@ -20,13 +20,12 @@ STEPS_AN_EPOCH = 12
 WORDS = ("model=mlp", "device=cpu", "task.plots=false", "train.checkpoint_every_steps=20", "metrics.pull_every=20")
 
 
-@pytest.mark.parametrize("tracked", ["true", "false"])
-def test_full_disk_ends_run_that_can_resume(tracked, warm, tmp_path, empty_store):
+def test_full_disk_ends_run_that_can_resume(warm, tmp_path, empty_store):
     if in_its_own_disks() is None:
         pytest.skip("no mount namespaces for this account")
     (tmp_path / "disk").mkdir()
     shutil.copy(empty_store, tmp_path / "runs.db")
-    words = [f"tracking.enabled={tracked}", f"tracking.uri=sqlite:///{tmp_path}/runs.db", "tracking.grace_seconds=2"]
+    words = [f"tracking.uri=sqlite:///{tmp_path}/runs.db", "tracking.grace_seconds=2"]
     command = [sys.executable, __file__, str(tmp_path / "disk"), *WORDS, *words]
     process = warm.program(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     told, _ = process.communicate()

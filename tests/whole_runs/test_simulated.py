@@ -10,7 +10,7 @@ from runner import cli
 from runner.tracking.journal_reader import read_points
 
 WORDS = (
-    *("model=cnn", "data.limit=400", "data.residency=stream", "train.clip_grad_norm=1", "train.ema_decay=0.9"),
+    *("model=cnn", "data.limit=200", "data.residency=stream", "train.clip_grad_norm=1", "train.ema_decay=0.9"),
     *("scheduler=cosine", "backends.cpu.channels_last=false", "train.accumulate_steps=2"),
 )
 SHORT = (
