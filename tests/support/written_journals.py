@@ -27,6 +27,8 @@ def empty_store(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     with mlflow_store.settings():
         mlflow_store.open_store(f"sqlite:///{path}")
+    gc.collect()
+    gc.freeze()  # MLflow's modules: `patience` collects after each test
     return path
 
 

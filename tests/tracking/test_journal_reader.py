@@ -1,7 +1,3 @@
-import time
-
-import numpy as np
-
 from runner.tracking.journal_reader import read_events, read_measured, read_points, read_series
 
 
@@ -23,19 +19,6 @@ def test_points_and_events_keep_their_order(folder, journal):
         [10, 20, 30, 40],
         [2.0, 4.0, 5.5, 7.0],
     )
-
-
-def test_million_points_are_read_in_seconds(folder, journal):
-    values = np.random.default_rng(0).random((10_000, 10))
-    names = [f"m{number}" for number in range(10)]
-    for window in range(10):
-        steps = np.arange(10_000) + window * 10_000
-        journal.points(names, steps, steps, values)
-    began = time.perf_counter()
-    points = read_points(folder)
-    assert time.perf_counter() - began < 10  # 0.7 s here; one point at a time would take longer
-    assert sum(map(len, points.values())) == 1_000_000
-    assert points["m3"][-1] == (99_999, values[-1, 3])
 
 
 def test_read_measured_has_step_and_last_test(folder, journal):

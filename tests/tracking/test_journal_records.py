@@ -28,21 +28,6 @@ def test_points_are_read_bitwise(path):
     assert record.data.values.tobytes() == values.tobytes()
 
 
-def test_float32_is_read_exactly(path):
-    values = np.random.default_rng(0).random((50, 3)).astype(np.float32)
-    path.write_bytes(encode_points("abc", range(50), range(50), values))
-    (record,) = scan(path)
-    assert (record.data.values.astype(np.float32) == values).all()
-
-
-def test_events_keep_fields_and_order(path):
-    path.write_bytes(encode_event("start", {"uid": "1", "params": {"a": [1, None]}}) + encode_event("end", {}))
-    assert [(record.kind, record.data) for record in scan(path)] == [
-        ("start", {"uid": "1", "params": {"a": [1, None]}}),
-        ("end", {}),
-    ]
-
-
 def test_field_json_does_not_support_raises():
     with pytest.raises(TypeError, match="not JSON serializable"):
         encode_event("start", {"path": object()})

@@ -23,54 +23,6 @@ def server(tmp_path, empty_store, warm):
     server.kill()
 
 
-@pytest.fixture
-def stored(server, write):
-    """Check the server's database, which must have one run with correct values. Returns {name: steps}."""
-
-    def look(run_id):
-        from runner.tracking.mlflow_store import open_store
-
-        client = open_store(f"sqlite:///{server.folder}/mlflow.db")
-        (run,) = client.search_runs([found.experiment_id for found in client.search_experiments()])
-        assert run.info.run_id == run_id
-        points = {name: write.history(client, run_id, name) for name in run.data.metrics if name.startswith("train/")}
-        for column, name in enumerate(("train/loss", "train/accuracy")):
-            assert all(
-                point == (point[0], 1_700_000_000_000 + point[0], point[0] + column / 10) for point in points[name]
-            )
-        return run, {name: [step for step, *_ in points[name]] for name in points}
-
-    return look
-
-
-def test_killed_server_has_each_point_once(folder, write, server, stored):
-    server.start()
-    first = 1
-    with Publisher.start(folder, server.uri) as publisher, Journal(folder) as journal:
-
-        def go_on(windows):
-            nonlocal first
-            for _ in range(windows):
-                write.rows(journal, first, 100)
-                first += 100
-
-        write.start(journal)
-        for _ in range(2):
-            before = read_ack(folder).points_written
-            go_on(10)
-            wait_for(lambda before=before: read_ack(folder).points_written > before)
-            server.kill()  # while thousands of points are pending
-            go_on(2)
-            wait_for(lambda: read_ack(folder).error)
-            server.start()
-        write.end(journal)
-        ack = publisher.finish(grace_seconds=30)
-    assert ack.is_complete and ack.error is None and ack.points_written == 2 * (first - 1)
-    run, steps = stored(ack.run_id)
-    assert run.info.status == "FINISHED"
-    assert steps == {"train/loss": list(range(1, first)), "train/accuracy": list(range(1, first))}
-
-
 def test_sweep_survives_a_killed_server(folder, write, server):
     from runner.tracking.mlflow_store import open_store
 

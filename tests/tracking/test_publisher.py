@@ -5,13 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from waiting import LONGEST, wait_for
 
 from runner.tracking import publisher as module
-from runner.tracking.ack import read_ack
+from runner.tracking.ack import FILE, Ack, read_ack, write_ack
 from runner.tracking.ahead import Ahead
 from runner.tracking.journal import Journal
 from runner.tracking.mlflow_store import open_store
@@ -83,6 +84,7 @@ def test_run_is_sent_during_training(folder, uri, client, write, open_fds):
     assert open_fds() == before
 
 
+@beside
 def test_killed_training_leaves_points_and_status(folder, uri, client, write, tmp_path):
     run = [sys.executable, "-c", TRAINING, str(folder), uri]
     training = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
@@ -107,6 +109,7 @@ def test_killed_training_leaves_points_and_status(folder, uri, client, write, tm
     assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags
 
 
+@beside
 def test_run_without_start_leaves_nothing(folder, tmp_path):
     with Publisher.start(folder, f"sqlite:///{tmp_path}/none.db") as publisher:
         process = publisher._process
@@ -177,6 +180,26 @@ def test_failed_process_start_fails_no_run(folder, uri, write, monkeypatch):
     assert ack.error == "the uploader could not be started" and ack.points_pending == 10
 
 
+def test_finish_waits_while_a_run_progresses(folder, monkeypatch):
+    """The process writes the acknowledgement of another run every second, for ten seconds, and then nothing."""
+    now, writes = [0.0], iter(range(1, 11))
+
+    def ends_within(seconds):
+        now[0] += seconds
+        os.utime(folder / "a" / FILE, (next(writes, 10),) * 2)
+        return False
+
+    publisher = Publisher(folder, None)
+    publisher.follow(folder / "a")
+    write_ack(folder / "a", Ack())
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "STUCK_SECONDS", 2.5)
+    monkeypatch.setattr(publisher, "_process", SimpleNamespace(poll=lambda: None))
+    monkeypatch.setattr(publisher, "_ends_within", ends_within)
+    publisher.finish()
+    assert 12 <= now[0] <= 14
+
+
 @beside
 def test_silent_store_ends_wait_without_password(folder, write):
     uri = "http://ann:s3cret@127.0.0.1:9"  # the discard port, without a server
@@ -222,10 +245,9 @@ def test_relative_store_is_in_current_directory(folder, write, tmp_path, monkeyp
     assert (tmp_path / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
 
 
-@pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "http://127.0.0.1:1"])
-def test_unused_process_ends_with_its_parent(tmp_path, monkeypatch, uri):
+def test_unused_process_ends_with_its_parent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ahead = Ahead(uri)
+    ahead = Ahead("sqlite:///mlflow.db")
     process = ahead.taken()
     assert ahead.taken() is None
     process.stdin.close()  # like a run that is killed during its checks

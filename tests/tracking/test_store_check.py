@@ -6,8 +6,8 @@ import pytest
 
 from runner.tracking import mlflow_store
 from runner.tracking.journal import Journal
-from runner.tracking.publisher import Publisher
 from runner.tracking.sync import sync
+from runner.tracking.uploader import Uploader
 
 UID = "0123456789abcdef"
 CONTENT = {
@@ -53,9 +53,15 @@ def write_and_sync(folder, uri, write, *, most=None):
 
 
 @pytest.mark.parametrize(
-    ("any_store", "most"), [("sqlite", None), ("sqlite", 40), ("server", None)], indirect=["any_store"]
+    ("any_store", "most", "lost"),
+    [
+        ("sqlite", None, "delete from metrics where step > 90"),
+        ("sqlite", 40, LOST_TAIL),
+        ("sqlite", 40, "delete from metrics"),
+        ("server", None, LOST_TAIL),
+    ],
+    indirect=["any_store"],
 )
-@pytest.mark.parametrize("lost", ["delete from metrics where step > 90", LOST_TAIL, "delete from metrics"])
 def test_sync_after_lost_points_restores_each_once(folder, any_store, database, write, most, lost):
     write_and_sync(folder, any_store, write, most=most)
     before = content(database)
@@ -99,18 +105,16 @@ def test_sync_after_a_lost_parent_restores_it(folder, tmp_path, uri, client, wri
     assert client.get_run(run_id).data.tags[mlflow_store.PARENT_TAG] == parent_id
 
 
-def test_resume_after_lost_points_restores_each_once(folder, uri, write):
+def test_resume_after_lost_points_restores_each_once(folder, uri, client, write):
     with Journal(folder) as journal:
         write.start(journal, uid=UID)
         write.rows(journal, 1, 150)
-    sync(folder, uri)
+    run_id = sync(folder, uri).run_id
     damage(uri.removeprefix("sqlite:///"), LOST_TAIL)
-    with Journal(folder) as journal, Publisher.start(folder, uri) as publisher:
+    with Journal(folder) as journal:
         write.start(journal, uid=UID)
         write.rows(journal, 151, 50)
-        write.end(journal)
-        run_id = publisher.finish().run_id
-    client = mlflow_store.open_store(uri)
+        assert Uploader(folder, uri).attempt()
     assert [step for step, *_ in write.history(client, run_id, "train/loss")] == list(range(1, 201))
     assert client.get_run(run_id).data.metrics["train/loss"] == 200
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import SECRETS, without_password
-from runner.tracking.store_uri import artifact_root, creation_lock, masker, shown, sqlite_path
+from runner.tracking.store_uri import masker, shown, sqlite_path
 
 
 def test_relative_sqlite_path_becomes_absolute():
@@ -55,12 +55,3 @@ def test_passwords_of_other_uris_are_hidden():
 )
 def test_uri_without_password_is_unchanged(uri):
     assert shown(uri) == uri
-
-
-def test_artifacts_are_next_to_the_database():
-    assert artifact_root("sqlite:////a b/mlflow.db") == "file:///a%20b/mlartifacts"
-    assert artifact_root("http://127.0.0.1:5000") is None
-
-
-def test_each_database_has_one_lock():
-    assert creation_lock(Path("/a.db")) == creation_lock(Path("/a.db")) != creation_lock(Path("/b.db"))

@@ -7,22 +7,9 @@ from filelock import FileLock
 
 from runner.errors import DeletedError
 from runner.tracking import mlflow_events, mlflow_store
-from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.sync import LOCK, find_journals, sync
 from runner.tracking.uploader import Uploader
-
-
-def test_sync_sends_missing_records_once(folder, write, uri, client):
-    with Journal(folder) as journal:
-        write.start(journal)
-        write.rows(journal, 1, 100)
-        write.end(journal)
-    first = sync(folder, uri)
-    assert first.is_complete and first.points_written == 200 and first == read_ack(folder)
-    assert sync(folder, uri) == first
-    assert len(write.history(client, first.run_id, "train/loss")) == 100
-    assert client.get_run(first.run_id).info.status == "FINISHED"
 
 
 def test_running_run_is_not_marked_killed(folder, write, uri, client):
@@ -64,16 +51,6 @@ def test_second_process_does_not_send(folder, journal, write, uri):
     assert ack.error == "another process is sending this run at this moment" and ack.run_id is None
 
 
-def test_silent_store_is_given_up_and_named(folder, write):
-    with Journal(folder) as journal:
-        write.start(journal)
-        write.rows(journal, 1, 3)
-    began = time.monotonic()
-    ack = sync(folder, "http://ann:s3cret@127.0.0.1:9", grace_seconds=0.3)
-    assert time.monotonic() - began < 10
-    assert ack.error == "http://ann:***@127.0.0.1:9 does not answer" and ack.points_pending == 6 and ack.offset == 0
-
-
 def test_store_without_run_gets_it_again(folder, write, uri, client):
     with Journal(folder) as journal:
         write.start(journal)
@@ -87,14 +64,6 @@ def test_store_without_run_gets_it_again(folder, write, uri, client):
     second = sync(folder, uri)
     assert second.is_complete and second.run_id != first.run_id
     assert len(write.history(client, second.run_id, "train/loss")) == 10
-
-
-def test_sync_restores_the_environment(folder, write, uri, monkeypatch):
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
-    with Journal(folder) as journal:
-        write.start(journal)
-    sync(folder, uri)
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ and mlflow_store.SETTINGS
 
 
 def test_settings_without_home_set_one(monkeypatch):

@@ -49,7 +49,7 @@ def sent(values, *, most, expected, pieces, name=LOSS):
 
 
 @pytest.mark.parametrize("name", [LOSS, VAL])
-@pytest.mark.parametrize("count", [1, 7, 150, 151, 200, 1_000, 5_003, 60_000])
+@pytest.mark.parametrize("count", [1, 7, 150, 151, 200, 5_003, 20_000])
 def test_first_last_minimum_maximum_are_sent(count, name):
     rng = random.Random(count)
     values = np.random.default_rng(rng.getrandbits(32)).normal(size=count)
@@ -70,14 +70,8 @@ def test_first_last_minimum_maximum_are_sent(count, name):
 def test_spike_in_million_steps_is_sent():
     values = np.zeros(1_000_000)
     values[[123_456, 654_321]] = 5, -5
-    found = sent(values, most=2000, expected=1_000_000, pieces=[1000] * 1000)
+    found = sent(values, most=2000, expected=1_000_000, pieces=[10_000] * 100)
     assert {(step, value) for _, _, step, value in found if value} == {(123_457, 5.0), (654_322, -5.0)}
-
-
-def test_run_that_ends_early_shows_beginning():
-    values = np.random.default_rng(0).normal(size=2000)
-    found = sent(values, most=2000, expected=1_000_000, pieces=[100] * 20)
-    assert len(found) > 200 and [step for _, _, step, _ in found][:20] == list(range(1, 21))
 
 
 def test_single_nan_is_sent_once():
@@ -90,17 +84,16 @@ def test_single_nan_is_sent_once():
 @pytest.mark.parametrize("share", [0.001, 0.3, 1.0])
 def test_minimum_and_maximum_ignore_nan(share):
     draw = np.random.default_rng(round(1000 * share))
-    values = draw.normal(size=20_000)
-    values[draw.random(20_000) < share] = np.nan
-    values[[777, 7_777, 17_777]] = 9, -9, np.nan
-    pieces = pieces_of(20_000, random.Random(0))
-    found = sent(values, most=2000, expected=20_000, pieces=pieces)
+    values = draw.normal(size=4_000)
+    values[draw.random(4_000) < share] = np.nan
+    values[[777, 1_777, 2_777]] = 9, -9, np.nan
+    found = sent(values, most=400, expected=4_000, pieces=pieces_of(4_000, random.Random(0)))
     steps = [step for _, _, step, _ in found]
-    assert {1, 778, 7_778, 20_000} <= set(steps) and len(steps) <= 2000
-    assert np.isnan(values[17_700:17_900]).any() and any(np.isnan(value) for *_, value in found)
+    assert {1, 778, 1_778, 4_000} <= set(steps) and len(steps) <= 400
+    assert any(np.isnan(value) for *_, value in found)
     if share < 1:
-        assert np.isfinite([value for *_, value in found]).sum() > 700  # every interval has points
-    assert repr(sent(values, most=2000, expected=20_000, pieces=[1] * 20_000)) == repr(found)
+        assert np.isfinite([value for *_, value in found]).sum() > 140  # every interval has points
+    assert repr(sent(values, most=400, expected=4_000, pieces=[1] * 4_000)) == repr(found)
 
 
 @pytest.mark.parametrize("is_over", [True, False])
@@ -172,15 +165,6 @@ def test_store_gets_part_and_complete_file(folder, journal, write, upload, clien
     steps, times_ms, values = series["train/accuracy"]
     assert steps.tolist() == list(range(1, 2001)) and values.tolist() == [step + 0.1 for step in range(1, 2001)]
     assert times_ms.tolist() == [1_700_000_000_000 + step for step in range(1, 2001)]
-
-
-def test_points_all_sends_every_point(journal, write, upload, client, folder):
-    write.start(journal, points={"most": None, "expected": 2000})
-    write.rows(journal, 1, 2000)
-    write.end(journal)
-    ack = upload()
-    assert len(write.history(client, ack.run_id, LOSS)) == 2000
-    assert not (folder / HISTORY).exists() and "points_left_out" not in ack.counts
 
 
 def test_repeated_sending_chooses_the_same_points(folder, journal, write, uri, client, monkeypatch):
