@@ -39,16 +39,12 @@ def path(tmp_path):
     return tmp_path / "last.pt"
 
 
-def test_checkpoint_round_trips_and_torch_reads_it(path):
-    assert is_same(load(path), state())
-    assert is_same(torch.load(path, weights_only=True), state())
-
-
 @pytest.mark.parametrize("damage", ["altered", "torn"])
 def test_damaged_at_any_place_it_is_refused(path, damage):
-    """At 500 places: no wrong load, and no other error."""
+    """At 200 places: no wrong load, and no other error."""
+    assert is_same(load(path), state()) and is_same(torch.load(path, weights_only=True), state())
     whole, draw = path.read_bytes(), random.Random(0)
-    for place in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(500))}:
+    for place in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(200))}:
         rest = bytes([whole[place] ^ draw.randrange(1, 256)]) + whole[place + 1 :] if damage == "altered" else b""
         path.write_bytes(whole[:place] + rest)
         with pytest.raises(TornError, match="checksum"):
@@ -103,6 +99,9 @@ def test_damaged_checkpoint_is_replaced_by_the_previous(tmp_path, monkeypatch, d
     keeper = CheckpointWriter(tmp_path, background)
     assert keeper.last()["step"] == 2
     assert keeper.notes == ["last.pt is damaged; the checkpoint before it is used, of step 2"]
+    before(tmp_path / "last.pt").write_bytes(b"torn")
+    with pytest.raises((TornError, OSError)):
+        keeper.last()
     background.close()
 
 
@@ -112,15 +111,6 @@ def test_checkpoint_waits_for_what_it_needs(tmp_path):
     CheckpointWriter(tmp_path, background).keep("last", {"step": 1})
     background.close()
     assert not seen[0] and seen[-1]
-
-
-def test_without_whole_checkpoint_resume_fails(tmp_path):
-    save(state(), tmp_path / "last.pt")
-    (tmp_path / "last.pt").write_bytes(b"torn")
-    background = Background()
-    with pytest.raises(TornError):
-        CheckpointWriter(tmp_path, background).last()
-    background.close()
 
 
 def test_full_disk_keeps_old_checkpoint(tmp_path, monkeypatch):
@@ -299,7 +289,6 @@ def steps_of(folder):
     [
         ("every_epoch", "min", [3, 6, 9, 12, 15, 18]),
         ("last:2", "min", [15, 18]),
-        ("last:9", "min", [3, 6, 9, 12, 15, 18]),
         ("best:2", "min", [6, 12]),
         ("best:3", "min", [6, 12, 18]),
         ("best:2", "max", [3, 9]),
@@ -309,14 +298,11 @@ def steps_of(folder):
 def test_which_stay(tmp_path, words, mode, steps):
     keep_all(tmp_path, words, mode=mode)
     assert steps_of(tmp_path) == steps
-    assert load(tmp_path / "last.pt")["step"] == 18 and load(before(tmp_path / "last.pt"))["step"] == 15
+    last = tmp_path / "last.pt"
+    assert load(last)["step"] == 18 and load(before(last))["step"] == 15
+    for step, file in ((18, last), (15, before(last))):  # the disk keeps each one once
+        assert step not in steps or file.samefile(tmp_path / f"step-{step}.pt")
     assert not list(tmp_path.glob("*ing")) and not list(tmp_path.glob(".*"))
-
-
-def test_the_disk_keeps_each_once(tmp_path):
-    keep_all(tmp_path, "every_epoch")
-    assert (tmp_path / "last.pt").samefile(tmp_path / "step-18.pt")
-    assert before(tmp_path / "last.pt").samefile(tmp_path / "step-15.pt")
 
 
 def test_disk_without_links_keeps_copies(tmp_path, monkeypatch):

@@ -106,8 +106,6 @@ RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit
     ("words", "said", "threads"),
     [
         (["model.hidden_sizes=[16]"], "1 of 2 threads (auto: 0.152 MFLOP a product)", 1),
-        (["model.hidden_sizes=[512,512]"], "2 of 2 threads (auto: ", 2),
-        (["model.hidden_sizes=[512,512]", "backends.cpu.num_threads=1"], "", 1),
         (["model.hidden_sizes=[16]", "backends.cpu.num_threads=2"], "", 2),
         (["model.hidden_sizes=[512,512]", "data.residency=stream"], "2 of 2 threads (auto: ", 2),
         (["model.out_features=10", "data=own", "data.num_workers=1"], "", 1),

@@ -84,21 +84,15 @@ def test_a_figure_is_let_go():
     [
         {"x": torch.tensor([1, 2]), "y": ["a", "b"]},
         [{"x": 1, "y": "a"}, {"x": np.int64(2), "y": "b"}],
+        {"x": range(1, 3), "y": ("a", "b")},
+        {"x": pd.Series([1, 2]), "y": ["a", "b"]},
         pd.DataFrame({"x": [1, 2], "y": ["a", "b"]}),
     ],
 )
 def test_tables_of_every_kind(table):
     assert sorted_out({"t": table}).tables == {"t": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]}
-
-
-def test_mapping_of_single_values_is_row():
-    found = sorted_out({"t": {"cat": 0.5, "dog": torch.tensor(1.0), "said": "so"}, "none": {}}).tables
-    assert found == {"t": [{"cat": 0.5, "dog": 1.0, "said": "so"}], "none": []}
-
-
-def test_columns_of_a_table_may_be_iterables():
-    found = sorted_out({"t": {"a": pd.Series([1, 2]), "b": range(2), "c": ("x", "y")}}).tables
-    assert found == {"t": [{"a": 1, "b": 0, "c": "x"}, {"a": 2, "b": 1, "c": "y"}]}
+    single = {"cat": 0.5, "dog": torch.tensor(1.0), "said": "so"}
+    assert sorted_out({"t": single, "none": {}}).tables == {"t": [{**single, "dog": 1.0}], "none": []}
 
 
 def test_table_values_unknown_to_json_become_null():

@@ -18,26 +18,13 @@ def model():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 
 
-def test_fused_kernel_is_default():
-    assert make_optimizer(partial(torch.optim.Adam, lr=0.1), model(), device=CPU).defaults["fused"] is True
-
-
-@pytest.mark.parametrize("asked", [{"fused": False}, {"foreach": True}])
-def test_what_yaml_says_of_the_kernel_wins(asked):
-    optimizer = make_optimizer(partial(torch.optim.Adam, **asked), model(), device=CPU)
-    assert all(optimizer.defaults[name] == value for name, value in asked.items())
-    assert optimizer.defaults["fused"] is not True
-
-
-def test_optimizer_without_fused_kernel_is_plain():
-    assert isinstance(make_optimizer(torch.optim.Rprop, model(), device=CPU), torch.optim.Rprop)
-
-
-def test_frozen_parameters_stay_out():
-    net = model()
-    net[0].requires_grad_(False)
-    optimizer = make_optimizer(torch.optim.SGD, net, device=CPU)
-    assert len(optimizer.param_groups[0]["params"]) == 4
+def test_fused_kernel_is_default_where_there_is_one():
+    adam = partial(make_optimizer, model=model(), device=CPU)
+    assert adam(torch.optim.Adam).defaults["fused"] is True
+    assert adam(partial(torch.optim.Adam, fused=False)).defaults["fused"] is False
+    chosen = adam(partial(torch.optim.Adam, foreach=True)).defaults
+    assert chosen["foreach"] is True and chosen["fused"] is not True
+    assert isinstance(adam(torch.optim.Rprop), torch.optim.Rprop)
 
 
 def test_averaged_weights_follow_formula_copy_counts():
@@ -124,17 +111,23 @@ def test_frozen_layers_stay_as_they_are():
     net(torch.randn(16, 4)).square().sum().backward()
     optimizer.step()
     changed = [name for name, value in net.state_dict().items() if not torch.equal(value, before[name])]
-    assert changed == ["2.weight", "2.bias"]
+    assert changed == ["2.weight", "2.bias"] and len(optimizer.param_groups[0]["params"]) == 2
     assert (net.training, net[1].training) == (True, False)
     average = AveragedWeights(net, decay=0.9).model.train()
     assert not average[1].training
     assert average[1] is not net[1]
 
 
-def test_partly_trained_norm_keeps_counting():
+def test_norm_counts_if_it_is_trained_in_part():
     net = model()
     freeze(net, ["1.weight"])
     assert net.train()[1].training
+    plain = nn.BatchNorm1d(2, affine=False)
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 2), copy.deepcopy(plain)), nn.Linear(2, 2), copy.deepcopy(plain))
+    freeze(net, ["0"])
+    assert not net.train()[0][1].training and net[2].training
+    freeze(net, ["2"])  # without weights, by its own name
+    assert not net.train()[2].training and net[1].weight.requires_grad
 
 
 def test_nothing_left_to_train():
@@ -224,18 +217,3 @@ def test_uncopyable_model_has_no_average():
     net = torch.nn.utils.weight_norm(nn.Linear(2, 2))
     with pytest.raises(RunnerError, match=r"train.ema_decay=0.9(.|\n)*parametrizations"):
         AveragedWeights(net, decay=0.9)
-
-
-def test_norm_without_weights_freezes_with_parent():
-    net = nn.Sequential(
-        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False)),
-        nn.Linear(2, 2),
-        nn.BatchNorm1d(2, affine=False),
-    )
-    freeze(net, ["0"])
-    net.train()
-    net(torch.ones(3, 2))
-    assert not net[0][1].running_mean.any() and net[2].running_mean.any()
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
-    freeze(net, ["1"])
-    assert not net.train()[1].training and net[0].weight.requires_grad

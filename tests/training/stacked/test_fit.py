@@ -53,16 +53,6 @@ CASES = {
         [*MLP, "optimizer=sgd", "train.accumulate_steps=2", "metrics.every=2", "train.num_steps=5"],
         RATES,
     ),
-    "convolutions, a sampler": (
-        [
-            "model=cnn",
-            "model.channels=[4,4]",
-            "optimizer=sgd",
-            "backends.cpu.channels_last=false",
-            "data.sampler=balanced",
-        ],
-        SEEDS,
-    ),
     "folds of equal size": (
         [*MLP, "data.test_fraction=0", "model.dropout=0.2"],
         [[f"data.fold={k}", f"seed={k}"] for k in range(2)],
@@ -84,8 +74,8 @@ CASES = {
             for milestones, rate in (([2], 0.1), ([3, 5], 0.1), ([3, 5], 0.01))
         ],
     ),
-    "other strengths of augmentation": (
-        MLP,
+    "other strengths of augmentation, a sampler": (
+        [*MLP, "data.sampler=balanced"],
         [[f"seed={seed}", f"data.augment={{crop:{seed + 1},mixup:0.{seed + 2}}}"] for seed in range(2)],
     ),
     "attention with dropout": (
@@ -183,9 +173,9 @@ def test_group_in_parts_stops_with_checkpoints(tmp_path):
     assert all((run.folder / "checkpoints/last.pt").exists() for run in runs)
 
 
-@pytest.mark.parametrize("model", [MLP, ["model=cnn", "model.channels=[4,4]", "train.num_steps=3"]])
-def test_group_in_pieces_equals_whole_group(tmp_path, model):
-    words, each = [*model, "model.dropout=0.2"], [[f"seed={seed}"] for seed in range(3)]
+def test_group_in_pieces_equals_whole_group(tmp_path):
+    words = ["model=cnn", "model.channels=[4,4]", "train.num_steps=3", "model.dropout=0.2"]
+    each = [[f"seed={seed}"] for seed in range(3)]
     whole = trained_together(tmp_path / "whole", words, each, in_float64=True)
     pieces = trained_together(tmp_path / "pieces", words, each, 2, in_float64=True)
     assert largest_difference(whole, pieces)[0] <= 1e-9
@@ -207,7 +197,7 @@ def test_member_with_early_stopping_leaves_group(tmp_path):
 def test_nan_loss_ends_only_its_member(tmp_path, monkeypatch, pull_every):
     """No checkpoint follows: the loss is in the previous window, which is delivered late, or in the current one."""
     words, each = [*MLP, "train.checkpoint_every_steps=1"], [["seed=0"], ["seed=1"], ["seed=2"]]
-    words += [f"metrics.pull_every={pull_every}"]
+    words += [f"metrics.pull_every={pull_every}", "train.num_steps=4"]
     deliver = MetricBuffer._deliver
     monkeypatch.setattr(MetricBuffer, "_deliver", lambda self, pull: (time.sleep(0.05), deliver(self, pull)))
 
@@ -224,24 +214,16 @@ def test_nan_loss_ends_only_its_member(tmp_path, monkeypatch, pull_every):
     assert largest_difference([alone[0], alone[2]], [runs[0], runs[2]])[0] <= 1e-5
 
 
-@pytest.mark.parametrize("num_together", [None, 1])
-def test_resumed_group_is_bitwise_identical(tmp_path, num_together, monkeypatch):
+def test_resumed_group_is_bitwise_identical(tmp_path, monkeypatch):
     """Stops in the middle of a point: the value of its first step is kept for the second, and not reported."""
-    words = [
-        *MLP,
-        "model.dropout=0.2",
-        "scheduler=cosine",
-        "scheduler.num_steps=12",
-        "train.ema_decay=0.9",
-        "metrics.every=2",
-    ]
-    whole = trained_together(tmp_path / "whole", words, SEEDS, num_together)
+    words = [*MLP, *EVERYTHING, "scheduler.num_steps=12", "metrics.every=2"]
+    whole = trained_together(tmp_path / "whole", words, SEEDS)
     with monkeypatch.context() as stops:
         stops.setattr(fit.OwnStopCondition, "__call__", lambda _, step, at_once=False: "stopped" if step >= 7 else None)
-        short = trained_together(tmp_path / "parts", [*words, "train.checkpoint_every_steps=7"], SEEDS, num_together)
+        short = trained_together(tmp_path / "parts", [*words, "train.checkpoint_every_steps=7"], SEEDS)
     assert {(run.result.num_steps, run.result.status) for run in short} == {(7, "killed")}
     assert {key[1] for run in short for key in run.listener.points if key[0] == "train/loss"} == {2, 4, 6}
-    rest = trained_together(tmp_path / "parts", words, SEEDS, num_together)
+    rest = trained_together(tmp_path / "parts", words, SEEDS)
     for one, other in zip(whole, rest, strict=True):
         mine, theirs = one.state(), other.state()
         assert all(torch.equal(value, theirs["model"][name]) for name, value in mine["model"].items())
@@ -286,11 +268,17 @@ def test_members_at_other_steps_train_separately(tmp_path):
         assert torch.allclose(value, rest[0].state()["model"][name], rtol=1e-5, atol=1e-6)
 
 
-def test_group_out_of_memory_is_halved(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("is_stacking", [False, True])
+def test_group_out_of_memory_is_halved(tmp_path, monkeypatch, capsys, is_stacking):
     each = [[f"seed={seed}"] for seed in range(4)]
     words = [*MLP, "model.dropout=0.2"]
     whole = trained_together(tmp_path / "whole", words, each)
-    forward, sizes = ModelStack.forward, []
+    make, forward, sizes = ModelStack.__init__, ModelStack.forward, []
+
+    def limited_stack(self, parts, **more):
+        if len(parts) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        make(self, parts, **more)
 
     def limited(*inputs):
         values = forward(*inputs)  # the masks have been drawn
@@ -299,24 +287,13 @@ def test_group_out_of_memory_is_halved(tmp_path, monkeypatch, capsys):
             raise torch.OutOfMemoryError("out of memory")
         return values
 
-    monkeypatch.setattr(ModelStack, "forward", limited)
+    if is_stacking:
+        monkeypatch.setattr(ModelStack, "__init__", limited_stack)
+    else:
+        monkeypatch.setattr(ModelStack, "forward", limited)
     halves = trained_together(tmp_path / "halves", words, each)
     assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
     assert largest_difference(whole, halves)[0] <= 1e-6
-
-
-def test_group_out_of_memory_while_stacked(tmp_path, monkeypatch, capsys):
-    make = ModelStack.__init__
-
-    def limited(self, parts, **more):
-        if len(parts) > 2:
-            raise torch.OutOfMemoryError("out of memory")
-        make(self, parts, **more)
-
-    monkeypatch.setattr("runner.training.stacked.fit.ModelStack.__init__", limited)
-    runs = trained_together(tmp_path, MLP, [[f"seed={seed}"] for seed in range(4)])
-    assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
-    assert [run.result.status for run in runs] == ["finished"] * 4
 
 
 def test_group_that_fails_keeps_its_points(tmp_path, monkeypatch):

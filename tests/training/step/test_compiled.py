@@ -100,9 +100,10 @@ def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, 
 
 
 SETTINGS = {
-    "clipped and averaged": {"clip": 0.5, "ema": 0.9},
     "muon": {"optimizer": DIRECT["muon"]},  # test_fused_update tests the other formulas
-    "adamw, groups, a schedule": {
+    "adamw, groups, a schedule, clipped and averaged": {
+        "clip": 0.5,
+        "ema": 0.9,
         "optimizer": lambda parameters: torch.optim.AdamW(
             [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 0.1, "weight_decay": 0.1}],
             lr=0.1,
@@ -237,30 +238,18 @@ def compilers():
 @pytest.mark.slow
 def test_compiled_run_resumes_bitwise_identical(own_folder, compilers, monkeypatch):
     monkeypatch.setattr("runner.experiment.session.illustrate", lambda *args, **more: [])
-    whole = run([*WORDS, "train.num_steps=5"], folder=own_folder / "whole")
-    run([*WORDS, "train.num_steps=5", "train.max_seconds=0.000001"], folder=own_folder / "parts")  # ends after one step
-    assert cli.main(["resume", "parts", "train.max_seconds=null"]) == 0
-    assert whole["status"] == json.loads(Path("parts/summary.json").read_text())["status"] == "finished"
-    curves = [read_series(own_folder / name) for name in ("whole", "parts")]
-    for name in ("train/loss", "train/accuracy", "train/lr", "val/loss"):
-        assert curves[0][name][2].tolist() == curves[1][name][2].tolist(), name
-    assert "the whole step is one function" in (own_folder / "whole" / "runner.log").read_text()
-    plain = run([*WORDS, "train.num_steps=5", "train.compile=false"], folder=own_folder / "plain")
-    assert plain["metrics"]["train/loss"] == pytest.approx(whole["metrics"]["train/loss"], rel=1e-4)
-    assert json.loads(Path(own_folder / "whole" / "summary.json").read_text())["num_steps"] == 5
-    assert not _debug_get_cache_entry_list(OnDevice.take_one.__code__), "torch refuses the ninth run of a process"
-
-
-@pytest.mark.slow
-def test_compiled_fp64_run_equals_eager_one(own_folder, compilers, monkeypatch):
-    monkeypatch.setattr("runner.experiment.session.illustrate", lambda *args, **more: [])
     words = [*WORDS, "train.precision=fp64", "train.num_steps=5"]
-    run(words, folder=own_folder / "compiled")
+    run(words, folder=own_folder / "whole")
+    run([*words, "train.max_seconds=0.000001"], folder=own_folder / "parts")  # ends after one step
+    assert cli.main(["resume", "parts", "train.max_seconds=null"]) == 0
     run([*words, "train.compile=false"], folder=own_folder / "eager")
-    compiled, eager = (read_series(own_folder / name) for name in ("compiled", "eager"))
-    assert "the whole step is one function" in (own_folder / "compiled" / "runner.log").read_text()
-    for name in ("train/loss", "train/accuracy", "val/loss", "val/accuracy"):
-        torch.testing.assert_close(compiled[name][2], eager[name][2], rtol=1e-12, atol=0)
+    whole, parts, eager = (read_series(own_folder / name) for name in ("whole", "parts", "eager"))
+    for name in ("train/loss", "train/accuracy", "train/lr", "val/loss", "val/accuracy"):
+        assert whole[name][2].tolist() == parts[name][2].tolist(), name
+        torch.testing.assert_close(whole[name][2], eager[name][2], rtol=1e-12, atol=0)
+    assert "the whole step is one function" in (own_folder / "whole" / "runner.log").read_text()
+    assert json.loads(Path("parts/summary.json").read_text())["num_steps"] == 5
+    assert not _debug_get_cache_entry_list(OnDevice.take_one.__code__), "torch refuses the ninth run of a process"
 
 
 def test_partly_compiled_run_resumes_bitwise_identical(traced, own_folder, monkeypatch):
