@@ -141,23 +141,6 @@ def test_killed_job_is_marked_during_sweep(folder, uri, client, write, jobs):
     assert not (paths["never"] / "journal").exists()
 
 
-def test_killed_sweep_leaves_every_point(folder, uri, client, write, jobs):
-    with begin(folder, write):
-        publisher = Publisher.start(folder, uri)
-        paths = [folder / str(number) for number in range(3)]
-        for path in paths:
-            publisher.follow(path)
-        running = [jobs(path, 100) for path in paths]
-        for job in running:
-            assert job.stdout.readline() == "half\n"
-            job.send_signal(signal.SIGKILL)
-    publisher._lines.put(None)  # closes the pipe, as a SIGKILL of the sweep's process does
-    publisher._process.wait(60)
-    assert publisher._process.returncode == 0 and read_ack(folder).died
-    for path in paths:
-        check(client, write, read_ack(path).run_id, 50, read_ack(folder).run_id, status="KILLED")
-
-
 def test_sync_after_killed_uploader_sends_once(folder, uri, client, write, jobs):
     steps = 600
     paths = [folder / str(number) for number in range(4)]
