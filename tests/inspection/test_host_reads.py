@@ -51,25 +51,20 @@ READS = {
     "int": (lambda x, y, m, t: int(t), "int(tensor)"),
     "if": (lambda x, y, m, t: 1 if t > 0 else 0, "bool(tensor)"),
     "assert": (lambda x, y, m, t: x.isfinite().all() or 0, "bool(tensor)"),
-    "max": (lambda x, y, m, t: max(t, t), "bool(tensor)"),
     "range": (lambda x, y, m, t: range(t), "a tensor used as an index"),
     "tolist": (lambda x, y, m, t: y.tolist(), "tensor.tolist()"),
     "numpy": (lambda x, y, m, t: y.numpy(), "tensor.numpy()"),
     "asarray": (lambda x, y, m, t: np.asarray(y), "numpy.asarray(tensor)"),
     "cpu": (lambda x, y, m, t: y.cpu(), "tensor.cpu()"),
     "to cpu": (lambda x, y, m, t: y.to("cpu"), "tensor.to('cpu')"),
-    "to device=cpu": (lambda x, y, m, t: y.to(device="cpu"), "tensor.to('cpu')"),
     "cpu and numpy": (lambda x, y, m, t: x.detach().cpu().numpy(), "tensor.cpu()"),
-    "cpu and float": (lambda x, y, m, t: float(t.cpu()), "tensor.cpu()"),
     "print": (lambda x, y, m, t: print(y, file=io.StringIO()), "print(tensor)"),
     "repr": (lambda x, y, m, t: repr(y), "print(tensor)"),
-    "percent": (lambda x, y, m, t: "%s" % y, "print(tensor)"),  # noqa: UP031
     "f-string": (lambda x, y, m, t: f"{t:.3f}", "f'{tensor}'"),
     "in": (lambda x, y, m, t: t in y, "value in tensor"),
     "nonzero": (lambda x, y, m, t: y.nonzero(), "nonzero()"),
     "where": (lambda x, y, m, t: torch.where(m), "where()"),
     "unique": (lambda x, y, m, t: y.unique(), "unique()"),
-    "unique dim": (lambda x, y, m, t: torch.unique(y, dim=0), "unique()"),
     "consecutive": (lambda x, y, m, t: torch.unique_consecutive(y), "unique_consecutive()"),
     "masked_select": (lambda x, y, m, t: x.masked_select(m), "masked_select()"),
     "mask": (lambda x, y, m, t: x[m], "tensor[mask]"),
@@ -95,7 +90,6 @@ READS = {
     "number": (lambda x, y, m, t: torch.tensor(1.0, device=x.device), "torch.tensor(number), a copy to the device"),
     "new_tensor": (lambda x, y, m, t: x.new_tensor([1.0]), "tensor.new_tensor(number), a copy to the device"),
     "to device": (lambda x, y, m, t: torch.arange(3).to(x.device), "tensor.to(device), a copy from the host"),
-    "to other": (lambda x, y, m, t: torch.arange(3).to(x), "tensor.to(device), a copy from the host"),
     "copy_ there": (lambda x, y, m, t: y.copy_(torch.arange(4)), "tensor.copy_(), a copy to the device"),
     "copy_ here": (lambda x, y, m, t: torch.zeros(4).copy_(y), "tensor.copy_(), a copy to the host"),
     "synchronize": (lambda x, y, m, t: torch.cpu.synchronize(), "torch.cpu.synchronize()"),
@@ -189,13 +183,8 @@ class Block(nn.Module):
 OPTIMIZERS = {
     "adam": torch.optim.Adam,
     "adam fused": lambda p: torch.optim.Adam(p, fused=True),
-    "adam foreach": lambda p: torch.optim.Adam(p, foreach=True),
-    "adamw": torch.optim.AdamW,
-    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
     "adamw foreach": lambda p: torch.optim.AdamW(p, foreach=True),
     "adamw by a tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "sgd fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "sgd foreach": lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
     "adagrad": torch.optim.Adagrad,
     "nadam": torch.optim.NAdam,
@@ -247,14 +236,14 @@ def test_an_ordinary_step_reads_nothing_first_and_later(name):
 def test_autocast_and_fused_optimizers_read_nothing_but_others_do():
     # otherwise oneDNN has no LSTM, but torch 2.13 tries to use it
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        assert found(make_step(OPTIMIZERS["adamw"], half=torch.bfloat16)) == []
-    assert found(make_step(OPTIMIZERS["adamw fused"], scaler=torch.amp.GradScaler("cpu"))) == []
+        assert found(make_step(OPTIMIZERS["adam"], half=torch.bfloat16)) == []
+    assert found(make_step(OPTIMIZERS["adam fused"], scaler=torch.amp.GradScaler("cpu"))) == []
     assert found(make_step(OPTIMIZERS["adamw foreach"], scaler=torch.amp.GradScaler("cpu")))[0] == "tensor.item()"
     assert "tensor.item()" in found(make_step(lambda p: torch.optim.Adafactor(p, foreach=False)))
 
 
 def test_watching_changes_no_bit_of_the_step():
-    plain, watched = make_step(OPTIMIZERS["adamw"]), make_step(OPTIMIZERS["adamw"])
+    plain, watched = make_step(OPTIMIZERS["adam"]), make_step(OPTIMIZERS["adam"])
     for step in (plain, watched):
         torch.manual_seed(1)
         with HostReads("cpu") if step is watched else torch.enable_grad():
@@ -331,7 +320,7 @@ def test_nothing_remains_also_after_a_failure():
     from torch.nn.modules import module as hooks
 
     before = torch.cpu.synchronize, torch.cuda.synchronize, torch.cuda.Event.synchronize
-    step = make_step(OPTIMIZERS["adamw"])
+    step = make_step(OPTIMIZERS["adam"])
     with pytest.raises(ZeroDivisionError), HostReads("cpu") as watch:
         step()
         float(torch.ones(1, device=torch.device("cpu")))

@@ -16,7 +16,7 @@ DIGITS = (
     "device=cpu",
     "tracking.enabled=false",
     "train.batch_size=100",
-    "train.num_epochs=3",
+    "train.num_epochs=2",
 )
 SMALL = (*DIGITS, "data.limit=60", "metrics.pull_every=7")
 CASES = {
@@ -24,17 +24,25 @@ CASES = {
     "streamed": (*DIGITS, "data.residency=stream", "metrics.every=4", "metrics.pull_every=8"),
     "accumulated": (*DIGITS, "train.accumulate_steps=4", "train.ema_decay=0.9", "train.clip_grad_norm=0.3"),
     "one row left": (*SMALL, "train.batch_size=47"),  # of 48: a batch with fewer rows than processes
-    "three rows": (*SMALL, "train.batch_size=3", "train.eval_batch_size=7", "scheduler=cosine"),
-    "metrics": (*SMALL, "task.metrics=[f1,auroc]", "train.num_epochs=1"),
-    "stopped early": (*DIGITS, "optimizer.lr=0.003", "train.early_stopping={metric:val/accuracy,mode:min,patience:1}"),
+    "three rows, metrics": (
+        *SMALL,
+        "train.batch_size=3",
+        "train.eval_batch_size=7",
+        "scheduler=cosine",
+        "task.metrics=[f1,auroc]",
+    ),
+    "stopped early": (
+        *DIGITS,
+        "optimizer.lr=0.003",
+        "train.early_stopping={metric:val/accuracy,mode:min,patience:1}",
+        "train.num_epochs=3",
+    ),
     "norms": (*SMALL, "model=cnn", "train.num_epochs=1"),
 }
 PARTS = "placement.strategy=fsdp"
 CASES |= {
-    "in parts": (*CASES["resident"], PARTS),
     "accumulated in parts": (*CASES["accumulated"], PARTS),
     "one row left, in parts": (*CASES["one row left"], PARTS, "optimizer=sgd", "optimizer.momentum=0.9"),
-    "stopped early, in parts": (*CASES["stopped early"], PARTS),
     "language in parts": (
         *("data=text", f"data.path={Path(__file__).parent / 'language' / 'sentences.txt'}", "data.context_length=32"),
         *(
