@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: the faults of a request. drop: cut before the server receives it; lost: cut after the server has answered; delay: the
-#: answer is late; slow: it arrives byte by byte; 500, 503: an error without the server; refuse: 400, as from MLflow; forbid: 403;
+#: answer is late; slow: it arrives byte by byte; 500, 503: an error without the server; forbid: 403;
 #: unknown: 404 in HTML, as MLflow 2.22 answers requests that only MLflow 3 supports
 FAULTS = ("drop", "lost", "delay", "slow", "500", "503")
 DELAY_SECONDS = 0.3
@@ -34,14 +34,6 @@ class Request:
     line: str  # "POST /api/2.0/mlflow/runs/log-batch HTTP/1.1"
     head: bytes
     body: bytes
-
-    def holds(self, key: str, step: int | None = None) -> bool:
-        """Return whether it is a batch that contains this metric or param."""
-        if "runs/log-batch" not in self.line:
-            return False
-        batch = json.loads(self.body)
-        metrics = [found for found in batch.get("metrics", ()) if step is None or int(found.get("step", 0)) == step]
-        return any(found["key"] == key for found in (*metrics, *batch.get("params", ())))
 
 
 Choose = Callable[[Request], str]
@@ -220,5 +212,4 @@ _ANSWERS = {
     "500": _answer("500 Internal Server Error", error_code="INTERNAL_ERROR", message="something broke"),
     "503": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy",
     "forbid": _answer("403 Forbidden", error_code="PERMISSION_DENIED", message="Permission denied"),
-    "refuse": _answer("400 Bad Request", error_code="INVALID_PARAMETER_VALUE", message="no such value here"),
 }
