@@ -142,7 +142,7 @@ def test_killed_job_is_marked_during_sweep(folder, uri, client, write, jobs):
 
 
 def test_sync_after_killed_uploader_sends_once(folder, uri, client, write, jobs):
-    steps = 600
+    steps = 2000  # more than one call sends
     paths = [folder / str(number) for number in range(4)]
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         for path in paths:
