@@ -108,7 +108,6 @@ def test_killed_training_leaves_points_and_status(folder, uri, client, write, tm
     assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags
 
 
-@beside
 def test_run_without_start_leaves_nothing(folder, tmp_path):
     with Publisher.start(folder, f"sqlite:///{tmp_path}/none.db") as publisher:
         process = publisher._process
