@@ -181,8 +181,6 @@ def test_guard_reports_reads_in_step(guard, found):
     assert [finding.count for finding in merged(watch.findings)] == ([found] if found else [])
 
 
-
-
 def gathering(**settings):
     return Classification(
         num_classes=3, metrics={"right": lambda said, true: (said.argmax(1) == true).float().mean()}, **settings
