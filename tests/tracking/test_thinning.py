@@ -74,6 +74,12 @@ def test_spike_in_million_steps_is_sent():
     assert {(step, value) for _, _, step, value in found if value} == {(123_457, 5.0), (654_322, -5.0)}
 
 
+def test_run_that_ends_early_shows_beginning():
+    values = np.random.default_rng(0).normal(size=2000)
+    found = sent(values, most=2000, expected=1_000_000, pieces=[100] * 20)
+    assert len(found) > 200 and [step for _, _, step, _ in found][:20] == list(range(1, 21))
+
+
 def test_single_nan_is_sent_once():
     values = np.ones(3000)
     values[700] = np.nan
