@@ -8,12 +8,15 @@ import pytest
 import torch
 from hand_loop import steps_of
 from members import CPU, trained_alone
+from omegaconf import OmegaConf
 from simulated import run_simulated
 from torch.nn import functional as F
 
 from runner import cli
+from runner.config import compose
 from runner.config.compose import composed_with, composer
 from runner.config.instantiate import build
+from runner.config.nodes import USUAL
 from runner.data.builtin.scikit import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
 from runner.experiment.build import prepare
@@ -31,6 +34,12 @@ def run(folder, *words):
 
 def weights(folder, name="best"):
     return torch.load(f"{folder}/checkpoints/{name}.pt", weights_only=True)["model"]
+
+
+def test_conf_says_the_same_as_the_code():
+    base = OmegaConf.load(compose.CONF / "base.yaml")
+    for key, usual in USUAL.items():
+        assert OmegaConf.to_container(base[key]) == usual
 
 
 def test_run_starts_from_weights_that_it_keeps(own_folder, capsys):
