@@ -30,7 +30,7 @@ def sweep(tmp_path, monkeypatch):
 
 
 def config(name):
-    tracking = {"enabled": True, "uri": "sqlite:///mlflow.db", "grace_seconds": 0, "experiment": None}
+    tracking = {"enabled": True, "uri": "sqlite:///mlflow.db", "grace_seconds": 0, "experiment": None, "trackers": []}
     tracking |= {"tags": {"team": "vision", "paper": True}, "description": "ours"}
     return OmegaConf.create({"tracking": tracking, "data": {"name": name}, "name": None})
 

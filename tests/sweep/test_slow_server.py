@@ -46,7 +46,8 @@ def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm):
 
 
 def test_finished_runs_send_files_last(own_folder, server, warm):
-    assert warm.command(own_folder, *WORDS, "tracking.enabled=false").wait() == 0
+    (untracked := warm.command(own_folder, *WORDS, "tracking.enabled=false")).communicate()
+    assert untracked.returncode == 0
     jobs = [SWEEP / str(number) for number in range(3)]
     requests = []
     with (
