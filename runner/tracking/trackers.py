@@ -1,4 +1,4 @@
-"""Trackers of other packages: each gets the same journal as MLflow, from a process and with an acknowledgement of its own.
+"""Trackers of other packages: each gets the same journal as MLflow, in a separate process and with a separate acknowledgement.
 
 `tracking.trackers` names the entry points `runner.trackers`. The acknowledgement is `journal/ack-NAME.json`.
 """

@@ -37,7 +37,7 @@ def test_srun_without_all_processes_names_the_place(rank, port):
     assert "srun --output=%t.log" in problem.help and f"port {port}" in problem.help
 
 
-def test_each_that_waited_tells_it(port, own_folder, monkeypatch, capsys):
+def test_each_that_waited_reports_it(port, own_folder, monkeypatch, capsys):
     for name, value in (SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("runner.distributed.environment.FIRST_PORT", port)

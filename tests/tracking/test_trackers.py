@@ -1,4 +1,4 @@
-"""A tracker of another package gets the journal of a run, as MLflow does, from a process of its own."""
+"""A tracker of another package gets the journal of a run, as MLflow does, in a separate process."""
 
 import json
 import os
