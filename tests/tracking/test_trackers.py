@@ -175,5 +175,8 @@ def test_hanging_process_ends_after_deadline(run, uri):
         process.stdin.flush()
         wait_for(lambda: kinds(run) if (run / "lines.jsonl").exists() else [])  # it has begun
         process.stdin.close()
-        assert process.wait(60) == publisher.NOT_DELIVERED
+        try:
+            assert process.wait(60) == publisher.NOT_DELIVERED
+        finally:
+            process.kill()
     assert not read_ack(run, "failing").is_complete
