@@ -287,7 +287,6 @@ class TrackingKeys:
 class CpuKeys:
     num_threads: int | None = _at_least(1)
     channels_last: bool | None = MISSING
-    onednn: bool | None = MISSING
 
 
 @dataclass

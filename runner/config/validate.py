@@ -51,7 +51,7 @@ def give_types(cfg: DictConfig) -> list[Misfit]:
         for name, schema in subgroups(Config).items():
             if name in cfg:
                 cfg[name] = OmegaConf.merge(structured(schema), cfg[name])
-    return [each for each in misfits if each.key not in REMOVED or each.value is not None]
+    return [each for each in misfits if each.value not in REMOVED.get(each.key, ())]
 
 
 def _take_misfits(node: DictConfig, schema: type, prefix: str) -> Iterator[Misfit]:

@@ -131,7 +131,6 @@ def compare_with_real_steps(_, names):
     found = {}
     for name, precision in names:
         cfg = configured(case_of(name), precision)
-        cfg.backends.cpu.onednn = False  # as on a simulated device
         found[f"{name}, {precision}"] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
     with simulated_device("cpu", has_numbers=False) as device:
         for name, precision in names:
