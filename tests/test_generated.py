@@ -83,9 +83,4 @@ def test_schema_describes_conf(own_folder, request):
     file = CONF / json_schema.FILE if is_updated else own_folder / json_schema.FILE
     json_schema.write(file)
     written, committed = (json.loads(each.read_text()) for each in (file, CONF / json_schema.FILE))
-    if written["$comment"] != committed["$comment"]:  # another version of torch has other arguments
-        for whole in (written, committed):
-            parts = whole["definitions"]
-            whole["definitions"] = {name: part for name, part in parts.items() if "torch." not in name + str(part)}
-            del whole["$comment"]
     assert written == committed, AGAIN

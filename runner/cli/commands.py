@@ -210,8 +210,7 @@ def schema(arguments: Arguments) -> Facts:
         problem = f"the directory `{file.parent}` does not exist"
         fix = f"run `{shlex.join(['mkdir', '-p', str(file.parent)])}`"
         raise RunnerError.of(f"schema --output {output}", problem, fix, code="missing-file")
-    with loading():  # torch, whose signatures are read
-        lines = json_schema.write(file, *own)
+    lines = json_schema.write(file, *own)
     print(f"{file}; an editor checks by it what has at its head")
     print("\n".join(f"  in {f'conf/{group}/':<22} {line}" for group, line in lines.items()))
     return {"output": str(file), "lines": lines}

@@ -127,7 +127,7 @@ _TABLE = (
     Command("docs", "Inspect", "Read a page of the documentation", "runner.cli.docs:show", values="[TOPIC]",
         details="Without TOPIC: the pages."),
     Command("schema", "Tune", "Write a JSON schema of conf/ for editors", options=(_OUTPUT,),
-        details="Covers your options and targets. Prints the line that names the schema to an editor."),
+        details="Covers your options. Prints the line that names the schema to an editor."),
 )
 # fmt: on
 COMMANDS: dict[str, Command] = {command.name: command for command in _TABLE}

@@ -1,29 +1,25 @@
 """Makes the JSON schema of conf/, by which an editor underlines a wrong key, type or option before anything runs.
 
-Keys, types and rules come from runner.config.schema, descriptions and options from the files of conf/, arguments from the
-targets. Unknown targets, options and groups may be the user's; `${...}` and ??? come later. Draft-07, as yaml-language-server
-reads it.
+Keys, types and rules come from runner.config.schema, descriptions and options from the files of conf/. Arguments of a `_target_`
+are checked by a run. Options and groups that are not ours may be the user's; `${...}` and ??? come later. Draft-07, as
+yaml-language-server reads it.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import yaml
 
-from runner.config.allowed import is_part
-from runner.config.checks import checks_of
+from runner.config.allowed import PARTS
 from runner.config.compose import CONF
-from runner.config.instantiate import BUILT, HYDRA_KEYS, PARTIAL, locate
+from runner.config.instantiate import BUILT
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.config.schema import SHARED, Config, GridKeys, Key, SearchKeys, TrackingKeys, TrainKeys, keys, subgroups
 from runner.errors import RunnerError, finite
@@ -31,21 +27,17 @@ from runner.errors import RunnerError, finite
 Json = dict[str, Any]
 Docs = Mapping[str, tuple[str, Any]]  # the comment and the value of each dotted key in conf/
 FILE = "schema.json"  # in a directory conf/
-#: the groups whose files have a `_target_`: all of torch's two modules, and our parts in conf/
+#: the groups whose files have a `_target_`
 GROUPS = (*BUILT, "hydra/launcher", "hydra/sweeper")
-MODULES = {"optimizer": "torch.optim", "scheduler": "torch.optim.lr_scheduler"}
-ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 #: groups and targets whose keys are a dataclass
 WHOLE: dict[str, type] = {"train": TrainKeys, "tracking": TrackingKeys}
 SETTINGS: dict[str, type] = {"runner.sweep.Grid": GridKeys, "runner.sweep.Search": SearchKeys}
 LOGGING = "hydra/job_logging"
-#: a value that comes later, and another target, which may be the user's
+#: a value that comes later, and a target that may be the user's or a library's
 LATER = r"\$\{|^\?\?\?$"
-ANOTHER = r"^(?!runner\.|torch\.optim\.(lr_scheduler\.)?\w+$)"
-TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
+ANOTHER = r"^(?!runner\.(data|models|tasks|training)\.)"
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
 WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "array": "a list"}
-MERGED = "tag:yaml.org,2002:merge"  # the key <<
-ABSENT = inspect.Parameter.empty
 
 
 class ConfFile(NamedTuple):
@@ -55,15 +47,11 @@ class ConfFile(NamedTuple):
     name: str
     docs: Docs
 
-    @property
-    def target(self) -> str:
-        return str(self.docs.get("_target_", ("", None))[1] or "")
-
 
 def make(*own: Path) -> Json:
-    """Return the schema of a whole configuration; line_for() names the part for a group's file. Imports torch.
+    """Return the schema of a whole configuration; line_for() names the part for a group's file.
 
-    own: Further directories like conf/, whose targets and options are described, too.
+    own: Further directories like conf/, whose options are described, too.
     """
     files = [file for folder in (CONF, *own) for file in conf_files(folder)]
     docs: dict[str, tuple[str, Any]] = {}
@@ -74,13 +62,13 @@ def make(*own: Path) -> Json:
     for group, schema in WHOLE.items():
         parts[group] = _of_schema(schema, docs, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
     for group in GROUPS:
-        parts |= _of_group(group, [file for file in files if file.group == group], docs)
+        parts[_name(group)] = _of_group(group, docs)
     hydra = {"type": "object", "properties": {each: _ref(f"hydra.{each}") for each in ("launcher", "sweeper")}}
     groups = {group: _ref(group) for group in (*WHOLE, *BUILT)}
     parts["config"]["properties"] |= {**groups, "defaults": _ref("defaults"), "hydra": hydra}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "$comment": f"written by `python -m runner schema`, of torch {metadata.version('torch').partition('+')[0]}",
+        "$comment": "written by `python -m runner schema`",
         "allOf": [_ref("config")],  # an editor would use this one for a part without its own
         "definitions": parts,
     }
@@ -128,8 +116,6 @@ def _documented(text: str, node: Any, values: Any, prefix: str) -> Iterator[tupl
     if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
         return
     for name, child in node.value:
-        if name.tag == MERGED:
-            yield from _documented(text, child, values, prefix)
         if not isinstance(name, yaml.ScalarNode) or name.value not in values:
             continue
         is_block = isinstance(child, yaml.CollectionNode) and not child.flow_style
@@ -149,59 +135,19 @@ def _defaults(files: Sequence[ConfFile]) -> Json:
     return {**parts, "defaults": {"type": "array", "items": {"type": ["string", "object"], "properties": offered}}}
 
 
-def _of_group(group: str, files: Sequence[ConfFile], docs: Docs) -> Json:
-    """Return the part of a group, what its targets share, and the part of each target."""
-    parts, shared = {}, f"shared.{group}"
-    if group in SHARED:  # a target may have an argument of the same name, and then it is that
-        parts[shared] = _of_schema(SHARED[group], docs, f"{group}.") | {"additionalProperties": True}
-    more = {key: _ref(f"{shared}/properties/{key}") for key in parts.get(shared, {}).get("properties", ())}
-    flags: Json = {**{key: {} for key in HYDRA_KEYS}, "_partial_": _value({"type": "boolean"})}
-    targets = []
-    for target in _targets(group, files):
-        if (arguments := _arguments(target, group)) is not None:
-            targets.append(target)
-            own = {key: each for file in files if file.target == target for key, each in file.docs.items()}
-            schema = SETTINGS.get(target)
-            keys = more | flags | {"defaults": _ref("defaults")}
-            parts[target] = _of_schema(schema, own, "", keys) if schema else _of_arguments(arguments, own, keys)
-    another = {"type": "string", "pattern": f"{ANOTHER}|{LATER}"}
-    node = {"type": "object", "properties": {"_target_": {"anyOf": [{"enum": targets}, another]}}}
+def _of_group(group: str, docs: Docs) -> Json:
+    target = {"anyOf": [{"enum": list(PARTS)}, {"type": "string", "pattern": f"{ANOTHER}|{LATER}"}]}
+    properties = {"_target_": target, "_partial_": _value({"type": "boolean"}), "defaults": _ref("defaults")}
     rules: list[Json] = []
-    for target in targets:
-        is_it = {"required": ["_target_"], "properties": {"_target_": {"const": target}}}
-        rules.append({"if": is_it, "then": _ref(target)})
-    rules.append({"if": {"properties": {"_target_": {"not": {"enum": targets}}}}, "then": {"properties": more}})
-    return {**parts, _name(group): _described({**node, "allOf": rules}, docs.get(group, ("",))[0])}
-
-
-def _targets(group: str, files: Sequence[ConfFile]) -> list[str]:
-    module = MODULES.get(group)
-    things = vars(importlib.import_module(module)).items() if module else ()
-    kinds = [name for name, each in things if inspect.isclass(each) and is_part(each, each.__module__)]
-    in_torch = [f"{module}.{name}" for name in sorted(kinds) if name not in ABSTRACT]
-    return list(dict.fromkeys([*in_torch, *filter(None, (file.target for file in files))]))
-
-
-def _arguments(target: str, group: str) -> Sequence[inspect.Parameter] | None:
-    home, _, name = target.rpartition(".")
-    for is_resolved in (True, False):  # a name in an annotation may exist for type checkers only
-        with suppress(RunnerError, ImportError, AttributeError, NameError, TypeError, ValueError, SyntaxError):
-            # a run reports it; locate() refuses the parts that Hydra builds
-            thing = getattr(importlib.import_module(home), name) if home == "runner.sweep" else locate(target)
-            return [*inspect.signature(thing, eval_str=is_resolved).parameters.values()][group in PARTIAL :]
-    return None
-
-
-def _of_arguments(arguments: Sequence[inspect.Parameter], docs: Docs, shared: Json) -> Json:
-    properties = dict(shared)
-    for each in arguments:
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            doc, value = docs.get(each.name, ("", ABSENT))
-            rule_text = _usual(value, "for example") if each.default is ABSENT else _usual(each.default)
-            is_nullable = each.default is None or value is None
-            properties[each.name] = _value(_of_annotation(each.annotation), doc, rule_text, is_nullable=is_nullable)
-    takes_more = any(each.kind is each.VAR_KEYWORD for each in arguments)
-    return {"type": "object", "properties": properties, "additionalProperties": takes_more}
+    if group in SHARED:  # another target may have an argument of the same name, and then it is that
+        is_ours = {"properties": {"_target_": {"pattern": r"^(runner|torch)\."}}}
+        rules.append(
+            {"if": is_ours, "then": {"properties": _of_schema(SHARED[group], docs, f"{group}.")["properties"]}}
+        )
+    for name, schema in SETTINGS.items() if group == "hydra/sweeper" else ():
+        is_it = {"required": ["_target_"], "properties": {"_target_": {"const": name}}}
+        rules.append({"if": is_it, "then": _of_schema(schema, {}, "", properties)})
+    return _described({"type": "object", "properties": properties, "allOf": rules or [{}]}, docs.get(group, ("",))[0])
 
 
 def _of_schema(schema: type, docs: Docs, prefix: str = "", shared: Mapping[str, Json] = {}) -> Json:
@@ -219,21 +165,16 @@ def _of_key(key: Key, doc: str, value: Any) -> Json:
     kind = {**({} if is_choice else _of_type(hint)), **key.rule}
     if str in (hint, *get_args(hint)) and "type" in kind:
         kind["type"] = [*kind["type"], "number"]  # OmegaConf makes a text of it
-    rule_text = "; ".join(filter(None, (key.valid if not (is_choice and doc) else "", _usual(value))))
+    is_plain = isinstance(value, bool | int | float | str | list | tuple | None) and value != "???"
+    # as a `default`, an editor that completes a group would write the values of all its keys
+    usual = f"default {json.dumps(value, default=str)}" if is_plain else ""
+    rule_text = "; ".join(filter(None, (key.valid if not (is_choice and doc) else "", usual)))
     return _value(kind, doc, rule_text, is_nullable=value is None or NoneType in get_args(hint))
 
 
-def _of_annotation(hint: Any) -> Json:
-    choices = [each for check in checks_of(hint) for each in check.choices]
-    return {"enum": choices} if choices else _of_type(hint)
-
-
 def _of_type(hint: Any) -> Json:
-    """Return the types of plain values; {} for lists and classes."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    bare = (getattr(each, "__origin__", each) if checks_of(each) else each for each in kinds)
-    plain = [each for each in bare if getattr(each, "__name__", "") != "Tensor"]  # a number stands for a tensor
-    names = [TYPES.get(kind) if inspect.isclass(kind) else None for kind in plain]
+    """Return the types of plain values; {} for lists and mappings."""
+    names = [TYPES.get(kind) for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
     return {} if None in names else {"type": names}
 
 
@@ -249,12 +190,6 @@ def _value(kind: Json, doc: str = "", rule_text: str = "", *, is_nullable: bool 
     elif made:
         made = {"anyOf": [*made.get("anyOf", [made]), {"type": ["string", *null], "pattern": LATER}]}
     return _described(made, "\n\n".join(filter(None, (doc, rule_text))))
-
-
-def _usual(value: Any, word: str = "default") -> str:
-    # as a `default`, an editor that completes a group would write the values of all its keys
-    is_plain = isinstance(value, bool | int | float | str | list | tuple | None) and value != "???"
-    return f"{word} {json.dumps(value, default=str)}" if is_plain else ""
 
 
 def _described(made: Json, doc: str) -> Json:
