@@ -47,17 +47,17 @@ LONGEST_FILES = """
 sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched tools/test_try_out whole_runs/test_template
 sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check
 bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_runs/test_fuzz tracking/test_faults
-whole_runs/test_readme sweep/search/test_sweeper distributed/test_training tools/plan/test_zoo training/step/test_compiled
+whole_runs/test_readme sweep/search/test_sweeper distributed/test_training tools/plan/test_dry_run training/step/test_compiled
 tracking/test_mlflow_model runs/test_serve runs/test_export whole_runs/test_resume whole_runs/test_stops
 tracking/test_sweeps whole_runs/test_taking_up whole_runs/test_several_processes data/tables/test_rows
 whole_runs/test_simulated experiment/test_directory sweep/report/test_page_in_a_browser
-whole_runs/test_conf cli/test_answer tools/plan/test_models tools/plan/test_command whole_runs/test_secrets
+whole_runs/test_conf cli/test_answer tools/plan/test_command whole_runs/test_secrets
 runs/reproduce/test_reproduce tracking/test_outages tracking/test_publisher whole_runs/test_metrics
 tasks/test_language models/test_every_model tracking/test_damage data/language/test_tokens
 tools/plan/simulator/test_simulator sweep/search/test_job_source whole_runs/test_signals runs/test_register
 tracking/test_uploader tasks/test_metrics whole_runs/test_pairs experiment/test_build_optimizer config/test_allowed
 tools/plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook data/hub/test_datasets
-experiment/test_build tracking/test_deadline tools/plan/test_findings device/test_layers device/test_backends cli/test_options
+experiment/test_build tracking/test_deadline device/test_layers device/test_backends cli/test_options
 whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding tools/plan/test_language
 training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
 whole_runs/test_where_time_went training/step/test_turns training/step/test_fused_update

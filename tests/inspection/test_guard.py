@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def step_once(case, device):
     """Take one watched step like a run. Returns the findings."""
     torch.manual_seed(0)
-    model, task = place(case.make(), device), case.task()
+    model, task = place(case.make(), device), case.make_task()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.1)
     guard = Guard(device, when="first_step", model=model, task=task, optimizer=optimizer)
     step = guard.on(
@@ -80,7 +80,7 @@ class Hasty(torch.nn.Module):
 
 
 def hasten(device):
-    case = types.SimpleNamespace(make=Hasty, task=lambda: classify, batch=rows)
+    case = types.SimpleNamespace(make=Hasty, make_task=lambda: classify, batch=rows)
     return [[found["kind"], found["line"]] for found in step_once(case, device)]
 
 

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from itertools import islice
 
 import torch
-from judged import SOUND, WRONG
+from judged import OPTIMIZERS
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from zoo import case_of, words
 
 from runner.config.compose import composed_with, composer
 from runner.device.hardware import Speeds
@@ -31,7 +30,7 @@ IMAGES = ["data=synthetic", "data.num_rows=64", "data.shape=[3,16,16]", "train.b
 SIGNALS = ["data=synthetic", "data.num_rows=64", "data.shape=[2,20]", "train.batch_size=16"]
 #: reproduces one number: no task for autoencoders is needed
 SAME = ["data=synthetic", "data.num_rows=64", "data.num_features=1", "data.num_classes=null", "task=regression"]
-CASES = {
+MODELS = {
     "cnn on signals": ["model=cnn", "model.kernel_size=5", *SIGNALS],
     "resnet18": ["model=resnet", "model.width=8", *IMAGES],
     "vit": ["model=vit", "model.width=24", "model.depth=2", *IMAGES],
@@ -43,45 +42,27 @@ CASES = {
 }
 
 
-def plan_judged(_, device_name):
-    warnings.simplefilter("ignore")
-    found = {}
-    with simulated_device(device_name, has_numbers=False) as device:
-        whole = composed_with(composer([]), ["model=judged", "task=judged", "data=judged", "data.num_workers=0"])
-        for case in (*WRONG, *SOUND):
-            cfg = whole.copy()
-            cfg.model.name = cfg.task.name = cfg.data.case = case.name
-            found[case.name] = look(cfg, device, REQUEST)
-    return found
-
-
-def plan_models(_, device_name, names):
-    warnings.simplefilter("ignore")
-    with simulated_device(device_name, has_numbers=False) as device:
-        return {name: look(composed_with(composer([]), CASES[name]), device, REQUEST) for name in names}
+def cfg_of(name):
+    """Return the configuration of a model of the runner, or of a case with a precision: "decoder, bf16"."""
+    if name in MODELS:
+        return composed_with(composer([]), MODELS[name])
+    case, _, precision = name.partition(", ")
+    cfg = _composed(OPTIMIZERS.get(case), precision or "fp32").copy()
+    cfg.model.name = cfg.task.name = cfg.data.case = case
+    return cfg
 
 
 @functools.cache
 def _composed(optimizer, precision):
-    return composed_with(composer([]), words(optimizer, precision))
+    words = [f"{group}=judged" for group in ("model", "task", "data")]
+    words += [f"train.precision={precision}", "data.num_workers=0"]
+    return composed_with(composer([]), words + ([f"optimizer._target_={optimizer}"] if optimizer else []))
 
 
-def configured(case, precision="fp32"):
-    cfg = _composed(case.optimizer, precision).copy()
-    cfg.model.name = cfg.task.name = cfg.data.case = case.name
-    return cfg
-
-
-def plan_zoo(_, device_name, names, in_halves):
-    """Plan these cases of the zoo, and some of them also in bf16."""
+def plans(_, device_name, names):
     warnings.simplefilter("ignore")
-    found = {}
     with simulated_device(device_name, has_numbers=False) as device:
-        for case in map(case_of, names):
-            found[case.name] = look(configured(case), device, REQUEST)
-            if case.name in in_halves:
-                found[f"{case.name}, bf16"] = look(configured(case, "bf16"), device, REQUEST)
-    return found
+        return {name: look(cfg_of(name), device, REQUEST) for name in names}
 
 
 class Operations(TorchDispatchMode):
@@ -126,16 +107,15 @@ def simulated_steps(cfg, device):
 
 
 def compare_with_real_steps(_, names):
-    """Return the operations and the peak memory of a real and a simulated third step; names: [case, precision]."""
+    """Return the operations and the peak memory of a real and a simulated third step."""
     warnings.simplefilter("ignore")
     found = {}
-    for name, precision in names:
-        cfg = configured(case_of(name), precision)
-        found[f"{name}, {precision}"] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
+    for name in names:
+        cfg = cfg_of(name)
+        found[name] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
     with simulated_device("cpu", has_numbers=False) as device:
-        for name, precision in names:
-            each = found[f"{name}, {precision}"]
-            each["plan"], each["planned_bytes"] = simulated_steps(configured(case_of(name), precision), device)
+        for name, each in found.items():
+            each["plan"], each["planned_bytes"] = simulated_steps(cfg_of(name), device)
     for each in found.values():
         for key in ("real", "plan"):
             each[key] = [name for name in each[key] if name not in NOT_COUNTED and "profiler" not in name]
