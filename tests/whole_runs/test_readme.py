@@ -138,7 +138,7 @@ def write_guides(folder):
 def a_run(own_folder):
     """A run in the directory that the pages use in their commands, next to the files of the guides."""
     write_guides(own_folder)
-    shutil.copy(PACKAGES / "tests/support/research/programs.py", own_folder)
+    shutil.copy(PACKAGES / "tests/whole_runs/programs.py", own_folder)
     assert cli.main(["hydra.run.dir=outputs/DATE/TIME", "model=linear", "task.plots=false", *SHORT]) == 0
     (own_folder / "mlflow.db").touch()
 
