@@ -1,29 +1,20 @@
-"""Whole runs and functions on a device that this machine lacks, with real numbers on the CPU (runner/tools/plan/simulator/).
-
-result = run_simulated("cuda:1", train, 3)       # train(device, 3) in a separate process; the result as JSON
-python tests/support/simulated.py cuda:1 -- -m runner device=cuda:1 train.num_epochs=2
-"""
+"""Functions on a device that this machine lacks, with real numbers on the CPU (runner/tools/plan/simulator/)."""
 
 from __future__ import annotations
 
-import argparse
 import atexit
-import contextlib
 import functools
 import importlib.util
 import json
 import os
-import runpy
-import subprocess
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from waiting import STAYING
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # for a checkout that is not installed
 
 from runner.sweep.launchers.process_pool import ProcessPool, call
 from runner.tools.plan.simulator import simulated_device
@@ -51,12 +42,6 @@ def run_simulated(device: str, function, *args, cwd: Path | None = None):
     return json.loads(answer)
 
 
-def simulated_command(device: str, *words: str, **settings) -> subprocess.CompletedProcess:
-    """Run `python WORDS` under the device: `-m MODULE ...` or `SCRIPT ...`. settings: Of subprocess.run, cwd and env."""
-    command = [sys.executable, __file__, device, "--", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-
-
 @functools.cache
 def _warm() -> ProcessPool:
     """Return the preloaded process of this test process: each function is called in a fork of it, with torch already imported."""
@@ -74,40 +59,11 @@ def _call(device, file: str, name: str, args: str, cwd: str, environment: dict[s
     sys.path.insert(0, cwd)
     warnings.simplefilter("error")
     try:
-        with _pretended(device) as pretended:
+        with nullcontext(torch.device("cpu")) if device == "cpu" else simulated_device(device) as used:
             spec = importlib.util.spec_from_file_location(Path(file).stem, file)
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
-            return json.dumps(getattr(module, name)(pretended, *json.loads(args))), ""
+            return json.dumps(getattr(module, name)(used, *json.loads(args))), ""
     except Exception:
         return None, traceback.format_exc()
-
-
-def _pretended(name: str) -> contextlib.AbstractContextManager[torch.device]:
-    return contextlib.nullcontext(torch.device("cpu")) if name == "cpu" else simulated_device(name)
-
-
-def run_program(words: list[str]) -> None:
-    """Run the program like `python WORDS`."""
-    if words[0] == "-m":
-        sys.path[0] = str(Path.cwd())
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(words[0]).parent)
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("device", help="cpu, cuda:1, mps, ...")
-    parser.add_argument("words", nargs="*", help="-m MODULE ... or SCRIPT ..., after --")
-    given = parser.parse_args()
-    with _pretended(given.device):
-        run_program(given.words)
-
-
-if __name__ == "__main__":
-    main()

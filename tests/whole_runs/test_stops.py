@@ -1,6 +1,5 @@
 """A run that is killed after any of its steps, or repeatedly, ends bitwise identical to an uninterrupted one."""
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from stops import NUM_KILLS
 
 from runner.tracking.journal import read_points
 from runner.tracking.mlflow_store import open_store
@@ -23,60 +21,32 @@ pytestmark = [
 ]
 
 WORDS = (
-    "device=cpu",
-    "model=mlp",
-    "model.hidden_sizes=[16]",
-    "model.dropout=0.2",
-    "scheduler=cosine",
-    "data.limit=60",
-    "train.num_epochs=3",
-    "train.batch_size=8",
-    "train.accumulate_steps=2",
-    "train.clip_grad_norm=1.0",
-    "train.ema_decay=0.9",
-    "train.early_stopping.patience=2",
-    "metrics.pull_every=6",
-    "metrics.every=2",
-    "tracking.enabled=false",
-    "task.plots=false",
-    "tracking.log_model=false",
+    *("device=cpu", "tracking.enabled=false", "task.plots=false", "model=mlp", "model.hidden_sizes=[16]"),
+    *("model.dropout=0.2", "scheduler=cosine", "data.limit=60", "train.num_epochs=3", "train.batch_size=8"),
+    *("train.accumulate_steps=2", "train.clip_grad_norm=1.0", "train.ema_decay=0.9", "train.early_stopping.patience=2"),
+    *("metrics.pull_every=6", "metrics.every=2"),
 )
 
 
 @pytest.fixture
 def stopped(warm, tmp_path):
-    """Run stops.py. Returns the number that it prints."""
-
     def stopped(mode, *words):
-        script = Path(__file__).parents[1] / "support" / "stops.py"
+        script = Path(__file__).with_name("stops.py")
         command = [sys.executable, str(script), str(tmp_path), mode, *WORDS, *words]
         process = warm.program(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         told, _ = process.communicate()
         assert process.returncode == 0, told
-        return int(told.split()[-1])
 
     return stopped
 
 
-def digest(value) -> str:
-    """Return the SHA-256 of everything in a state, tensors by their bytes."""
-    found = hashlib.sha256()
-
-    def add(item):
-        if isinstance(item, torch.Tensor):
-            found.update(repr((item.dtype, tuple(item.shape))).encode() + item.contiguous().numpy().tobytes())
-        elif isinstance(item, dict):
-            for key, inner in item.items():
-                found.update(repr(key).encode())
-                add(inner)
-        elif isinstance(item, list | tuple):
-            for inner in item:
-                add(inner)
-        else:
-            found.update(repr(item).encode())
-
-    add(value)
-    return found.hexdigest()
+def digest(value):
+    """Return a state with the bytes of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return repr((value.dtype, tuple(value.shape))), value.contiguous().numpy().tobytes()
+    if isinstance(value, dict):
+        return [(key, digest(inner)) for key, inner in value.items()]
+    return list(map(digest, value)) if isinstance(value, list | tuple) else repr(value)
 
 
 def outcome(folder):
@@ -112,12 +82,11 @@ def in_mlflow(folders, store):
 #: where the rows are, and the steps between two checkpoints
 @pytest.mark.parametrize(("residency", "every"), [("device", 4), ("stream", 1)])
 def test_run_killed_after_each_step_ends_identical(residency, every, stopped, tmp_path, empty_store):
-    num_stops = stopped("each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
-    assert num_stops == 8
+    stopped("each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
     shutil.copy(empty_store, tmp_path / "store.db")
     expected = outcome(tmp_path / "whole")
     assert {name.partition("/")[0] for name in expected} >= {"train", "val", "test", "last model", "last optimizer"}
-    folders = [tmp_path / str(number) for number in range(1, num_stops + 1)]
+    folders = [tmp_path / str(number) for number in range(1, 9)]
     assert [folder.name for folder in folders if outcome(folder) != expected] == []
     sent = [folders[0], folders[3], folders[-1]]
     tracked = in_mlflow([tmp_path / "whole", *sent], f"sqlite:///{tmp_path}/store.db")
@@ -135,7 +104,7 @@ def test_run_killed_at_random_moments_ends_identical(stopped, tmp_path, empty_st
         "data.residency=stream",
         "data.limit=340",
     ]
-    assert stopped("random", *words) >= NUM_KILLS
+    stopped("3", *words)
     expected = outcome(tmp_path / "whole")
     folders = sorted(tmp_path.glob("run*"))
     assert [folder.name for folder in folders if outcome(folder) != expected] == []

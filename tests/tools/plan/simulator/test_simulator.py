@@ -1,6 +1,5 @@
 """The simulated device follows a device's rules and has the CPU's numbers, and a step on it reads nothing."""
 
-import contextlib
 import copy
 import ctypes
 import functools
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from simulated import run_program, run_simulated, simulated_command
+from simulated import run_simulated
 from torch import nn
 
 from runner.data.loading.loaders import Resident, Streamed
@@ -388,23 +387,6 @@ def test_a_backward_pass_is_of_its_thread():
     reader.start()
     reader.join()
     assert seen == [0] and pretence.running_backward == 1
-
-
-PROGRAM = "import sys, torch\nprint(sys.argv[1:], torch.ones(1).cuda().device)\nraise SystemExit(3)\n"
-
-
-def as_a_script(device, file):
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as end:
-        run_program([file, "-m", "a=1"])
-    return said.getvalue(), end.value.code
-
-
-def test_program_runs_unchanged_under_simulated_device(tmp_path):
-    (tmp_path / "mine.py").write_text(PROGRAM)
-    done = simulated_command("cuda:1", "-m", "mine", "-m", "a=1", cwd=tmp_path)
-    assert (done.stdout, done.returncode) == ("['-m', 'a=1'] cuda:0\n", 3), done.stderr
-    assert run_simulated("cuda:1", as_a_script, str(tmp_path / "mine.py")) == [done.stdout, 3]
 
 
 def test_simulators_child_failure_is_raised():

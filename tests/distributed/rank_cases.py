@@ -10,58 +10,28 @@ import shortcuts
 
 from runner.config.compose import composer
 
-DIGITS = (
-    "data=digits",
-    "model=mlp",
-    "device=cpu",
-    "tracking.enabled=false",
-    "train.batch_size=100",
-    "train.num_epochs=2",
-)
-SMALL = (*DIGITS, "data.limit=60", "metrics.pull_every=7")
+DIGITS = "data=digits model=mlp device=cpu tracking.enabled=false train.batch_size=100 train.num_epochs=2"
+SMALL = f"{DIGITS} data.limit=60 metrics.pull_every=7"
+SENTENCES = Path(__file__).parents[1] / "support/language/sentences.txt"
 CASES = {
-    "resident": (*DIGITS, "metrics.pull_every=5", "optimizer=adam"),
-    "streamed": (*DIGITS, "data.residency=stream", "metrics.every=4", "metrics.pull_every=8"),
-    "accumulated": (*DIGITS, "train.accumulate_steps=4", "train.ema_decay=0.9", "train.clip_grad_norm=0.3"),
-    "one row left": (*SMALL, "train.batch_size=47"),  # of 48: a batch with fewer rows than processes
-    "three rows, metrics": (
-        *SMALL,
-        "train.batch_size=3",
-        "train.eval_batch_size=7",
-        "scheduler=cosine",
-        "task.metrics=[f1,auroc]",
-    ),
-    "stopped early": (
-        *DIGITS,
-        "optimizer.lr=0.003",
-        "train.early_stopping={metric:val/accuracy,mode:min,patience:1}",
-        "train.num_epochs=3",
-    ),
-    "norms": (*SMALL, "model=cnn", "train.num_epochs=1"),
+    "resident": f"{DIGITS} metrics.pull_every=5 optimizer=adam",
+    "streamed": f"{DIGITS} data.residency=stream metrics.every=4 metrics.pull_every=8",
+    "accumulated": f"{DIGITS} train.accumulate_steps=4 train.ema_decay=0.9 train.clip_grad_norm=0.3",
+    "one row left": f"{SMALL} train.batch_size=47",  # of 48: a batch with fewer rows than processes
+    "three rows, metrics": f"{SMALL} train.batch_size=3 train.eval_batch_size=7 scheduler=cosine task.metrics=[f1,auroc]",
+    "stopped early": f"{DIGITS} optimizer.lr=0.003 train.num_epochs=3 "
+    "train.early_stopping={metric:val/accuracy,mode:min,patience:1}",
+    "norms": f"{SMALL} model=cnn train.num_epochs=1",
 }
-PARTS = "placement.strategy=fsdp"
 CASES |= {
-    "accumulated in parts": (*CASES["accumulated"], PARTS),
-    "one row left, in parts": (*CASES["one row left"], PARTS, "optimizer=sgd", "optimizer.momentum=0.9"),
-    "language in parts": (
-        *("data=text", f"data.path={Path(__file__).parent / 'language' / 'sentences.txt'}", "data.context_length=32"),
-        *(
-            "model=gpt",
-            "model.width=32",
-            "model.depth=2",
-            "task=language",
-            "device=cpu",
-            "tracking.enabled=false",
-            "data.limit=200",
-            "metrics.pull_every=3",
-        ),
-        *("train.num_epochs=1", PARTS),
-    ),
+    "accumulated in parts": f"{CASES['accumulated']} placement.strategy=fsdp",
+    "one row left, in parts": f"{CASES['one row left']} placement.strategy=fsdp optimizer=sgd optimizer.momentum=0.9",
+    "language in parts": f"data=text data.path={SENTENCES} data.context_length=32 data.limit=200 model=gpt model.width=32 "
+    "model.depth=2 task=language device=cpu tracking.enabled=false metrics.pull_every=3 train.num_epochs=1 "
+    "placement.strategy=fsdp",
 }
 #: the cases for more than two processes
 FEW = ("accumulated", "one row left", "one row left, in parts")
-
-
 #: imports of the runs in addition to the runner
 HEAVY = ("torch.distributed.run", "torchmetrics.classification", "runner.distributed.sharding", "runner.experiment.run")
 
@@ -100,7 +70,7 @@ def train(root: Path) -> None:
         # waits for all processes, like the real function
         processes.join = lambda place, choice: (group.all_reduce_max([0.0]), group)[1]
     for name in CASES if place is None or place.num == 2 else FEW:
-        done = run([*CASES[name]], folder=root / name)
+        done = run(CASES[name].split(), folder=root / name)
         assert done["status"] == "finished", done["error"]
 
 

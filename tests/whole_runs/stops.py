@@ -1,7 +1,7 @@
-"""Kill a run repeatedly, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
+"""Kill a run repeatedly, in processes forked from this one: python stops.py FOLDER each|NUM_KILLS [WORD ...]
 
 each: for every step of the run, a run that is killed after it and resumed to its end, in FOLDER/NUMBER.
-random: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, NUM_KILLS kills or more; prints their number.
+NUM_KILLS: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, so many kills or more.
 FOLDER/whole is the uninterrupted run.
 """
 
@@ -25,7 +25,6 @@ from runner.config.compose import composed_with, composer
 from runner.experiment import run, session
 from runner.training.stopping import OwnStopCondition
 
-NUM_KILLS = 3
 #: the uninterrupted run writes its imported modules to this file
 MODULES = "modules.txt"
 
@@ -61,26 +60,19 @@ def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
     OwnStopCondition.__call__ = original
 
 
-def undisturbed(cfg, root: Path) -> None:
-    train(cfg, root / "whole")
-    (root / MODULES).write_text("\n".join(sys.modules))
-
-
 def kill_after_each_step(cfg, root: Path) -> None:
     num_steps = torch.load(root / "whole" / "checkpoints" / "last.pt", weights_only=True)["step"]
     for number in range(1, num_steps):  # after the last step, nothing remains to be done
         once = functools.partial(train, cfg, root / str(number))
         assert forked(functools.partial(once, kill_after=number)) == -signal.SIGKILL, number
         assert forked(once) == 0, number
-    print(num_steps - 1)
 
 
-def kill_at_random(cfg, root: Path) -> None:
+def kill_at_random(cfg, root: Path, least: int) -> None:
     draw, num_kills, number = random.Random(0), 0, 0
-    while num_kills < NUM_KILLS:  # the number per run depends on the machine
+    while num_kills < least:  # the number per run depends on the machine
         num_kills += kills_until_it_ends(cfg, root / f"run{number}", draw)
         number += 1
-    print(num_kills)
 
 
 def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
@@ -100,17 +92,20 @@ def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
 
 
 def main() -> None:
+    def undisturbed() -> None:
+        train(cfg, root / "whole")
+        (root / MODULES).write_text("\n".join(sys.modules))
+
     root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
     torch.set_num_threads(1)  # a fork has no thread pool
     session.illustrate = lambda *_, **__: []  # takes half of the time of a short run, and is not compared
     cfg = composed_with(composer([]), words)
-    assert (
-        forked(lambda: undisturbed(cfg, root)) == 0
-    )  # forked, as torch's CUDA build has no backward pass in a fork after one in its parent
+    # forked, as torch's CUDA build has no backward pass in a fork after one in its parent
+    assert forked(undisturbed) == 0
     for name in (root / MODULES).read_text().split():  # imports for the forks
         with suppress(ImportError):  # some are not in a file
             importlib.import_module(name)
-    kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
+    kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root, int(mode))
 
 
 if __name__ == "__main__":
