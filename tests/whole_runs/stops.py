@@ -1,7 +1,7 @@
 """Kill a run repeatedly, in processes forked from this one: python stops.py FOLDER each|NUM_KILLS [WORD ...]
 
 each: for every step of the run, a run that is killed after it and resumed to its end, in FOLDER/NUMBER.
-NUM_KILLS: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, so many kills or more.
+NUM_KILLS: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended.
 FOLDER/whole is the uninterrupted run.
 """
 
