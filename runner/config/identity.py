@@ -15,8 +15,8 @@ from runner.config.secrets import for_disk
 READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
 #: keys that a resumed run may change; with others it would be another experiment
 MAY_CHANGE = """
-train.num_epochs train.num_steps train.max_seconds train.grace_seconds train.on_oom train.stop_when
-train.early_stopping.patience train.checkpoint_every train.keep_checkpoints train.hooks train.profile
+train.num_epochs train.num_steps train.max_seconds train.grace_seconds train.on_oom train.on_nonfinite
+train.stop_when train.early_stopping.patience train.checkpoint_every train.keep_checkpoints train.hooks train.profile
 train.clocked_steps train.num_processes train.compile train.cuda_graph train.recompute
 metrics.pull_every placement. tracking. backends. data.num_workers data.residency device name plan. sweep.
 """

@@ -232,6 +232,7 @@ class TrainKeys:
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
     on_oom: str = _one_of("fail", "split")
+    on_nonfinite: str = _value("one of fail, skip, rollback", "skip", default="fail", enum=["fail", "skip", "rollback"])
     deterministic: bool = MISSING
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)

@@ -37,6 +37,44 @@ class NoScaler:
         pass
 
 
+class SkippingScaler(torch.amp.GradScaler):
+    """Leaves gradients unscaled, and skips the steps in which one is not finite (train.on_nonfinite=skip).
+
+    Fused optimizers decide on the device; for others the host waits for the answer, as with fp16.
+
+    Attributes:
+        last: 1 for a skipped step, else 0, () on the device; None before the first step.
+    """
+
+    last: Tensor | None = None
+    _num_skipped: float | Tensor = 0.0
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device, init_scale=1.0)
+
+    def scale(self, loss: Any) -> Any:
+        """Return the loss; one that is not finite with a factor that makes its gradients NaN."""
+        return super().scale(loss * torch.ones_like(loss).where(loss.detach().isfinite(), torch.nan))
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Count the step, and keep the scale."""
+        states = self._per_optimizer_states.values()
+        answers = [answer for state in states for answer in state["found_inf_per_device"].values()]
+        self.last = torch.stack([answer.reshape(()) for answer in answers]).amax()
+        self._num_skipped = self._num_skipped + self.last
+        super().update(1.0)
+
+    def num_skipped(self) -> int:
+        """The skipped steps so far. Waits for the device."""
+        return int(self._num_skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_skipped": self.num_skipped()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._num_skipped = float((state or {}).get("num_skipped", 0))
+
+
 @dataclass(frozen=True)
 class Precision:
     """Precision of a step: `autocast()` opens the context of a forward pass, `scaler` keeps fp16 gradients in range."""
@@ -46,11 +84,15 @@ class Precision:
     scaler: torch.amp.GradScaler | NoScaler
 
 
-def make_precision(name: str, *, device: torch.device) -> Precision:
-    """Return no autocast for fp32, tf32 and fp64 (float64 weights); for bf16 and fp16 autocast, with weights and optimizer in float32."""
+def make_precision(name: str, *, device: torch.device, skips: bool = False) -> Precision:
+    """Return no autocast for fp32, tf32 and fp64 (float64 weights); for bf16 and fp16 autocast, with weights and optimizer in float32.
+
+    skips: Whether steps with gradients that are not finite are skipped; fp16 always does that.
+    """
+    scaler: torch.amp.GradScaler | NoScaler = SkippingScaler(device.type) if skips else NoScaler()
     if name not in HALVES:
-        return Precision(name, nullcontext, NoScaler())
-    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else NoScaler()
+        return Precision(name, nullcontext, scaler)
+    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else scaler
     return Precision(name, lambda: torch.autocast(device.type, HALVES[name]), scaler)
 
 

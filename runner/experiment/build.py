@@ -144,7 +144,7 @@ def prepare_training(
         check(model, keeps_inputs=around.keeps_inputs, data=source.name)
     rules.check(cfg, _situation(cfg, data, task, optimizer, schedule, num_ranks))
     task = place(task, device) if isinstance(task, nn.Module) else task
-    precision = make_precision(cfg.train.precision, device=device)
+    precision = make_precision(cfg.train.precision, device=device, skips=cfg.train.on_nonfinite == "skip")
     if divide is None and num_ranks == 1:
         data = with_larger_evaluation(cfg, data, model, task, precision, device)
     is_checked = cfg.train.check and not isinstance(data.splits.train, OwnLoader)

@@ -67,9 +67,10 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
     shared.pop("turns", None)
     if "groups" in shared:
         shared["groups"] = [_numbers(group, target.defaults) for group in shared["groups"]]
-    make, precision = partial(target.make, **target.settings), str(cfg.train.precision)
+    make = partial(target.make, **target.settings)
+    may_skip = cfg.train.precision == "fp16" or cfg.train.on_nonfinite == "skip"
     with _explained(cfg, target, mode=None):
-        return make_optimizer(make, model, device=device, prefix=prefix, precision=precision, **shared)
+        return make_optimizer(make, model, device=device, prefix=prefix, may_skip=may_skip, **shared)
 
 
 def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, best: Best, steps_per_epoch: int) -> Schedule:

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from runner.device.precision import SkippingScaler
 from runner.errors import CODE_ERRORS
 from runner.models.preprocessing import Prepared
 from runner.tasks.classification import Classification
@@ -56,6 +58,7 @@ def find(
     checks: dict[str, Callable[[], str | None]] = {
         "random outputs": lambda: _random_outputs(parts, rows),
         "wrong outputs": lambda: _wrong_outputs(parts, rows),
+        "skipped steps": lambda: _skipped(parts, result.num_steps),
         "no gradients": lambda: _without_gradients(parts, result.num_steps),
         "a high loss": lambda: _worse_than_constant(parts, series),
         "waiting": lambda: waiting(time),
@@ -105,6 +108,17 @@ def _wrong_outputs(parts: Parts, rows: Any) -> str | None:
     return f"the model ends in a {last}, and {WRONG_OUTPUTS[last]}; write the model without it"
 
 
+def _skipped(parts: Parts, num_steps: int) -> str | None:
+    scaler = parts.precision.scaler
+    num = scaler.num_skipped() if isinstance(scaler, SkippingScaler) else 0
+    if not num:
+        return None
+    return (
+        f"{num:,} of {num_steps:,} steps were skipped, as a gradient was not finite; train/skipped says which, and "
+        "train.on_nonfinite=fail ends a run at the first one, for `python -m runner explain`"
+    )
+
+
 def _without_gradients(parts: Parts, num_steps: int) -> str | None:
     optimizer, may_skip_steps = parts.optimizer, parts.precision.scaler.is_enabled()
     if num_steps < ENOUGH_STEPS or parts.shards is not None or not optimizer.state or may_skip_steps:
@@ -134,9 +148,10 @@ def _has_no_gradient(state: Mapping[str, Any] | None) -> bool:
 
 
 def _worse_than_constant(parts: Parts, series: Mapping[str, Series]) -> str | None:
-    if "train/loss" not in series or len(losses := series["train/loss"][2]) < ENOUGH_STEPS:
+    every = series["train/loss"][2] if "train/loss" in series else np.zeros(0)
+    losses, task = every[np.isfinite(every)], parts.task  # others were skipped, or rolled back
+    if len(losses) < ENOUGH_STEPS:
         return None
-    task = parts.task
     constant, last = math.inf, float(losses[-max(5, len(losses) // 5) :].mean())
     reference = "always predicting the same costs"
     if isinstance(task, Classification) and task.class_weights is None:

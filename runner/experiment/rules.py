@@ -69,13 +69,14 @@ TURNS, GUARDED = {"optimizer.turns": is_set}, {"placement.guard": "always"}
 FP16, FP64 = {"train.precision": "fp16"}, {"train.precision": "fp64"}
 SEVERAL, FSDP = {"num_processes": is_several}, {"placement.strategy": "fsdp"}
 DIVIDED, MEMBER = {**FSDP, **SEVERAL}, {"is_member": True}
+SKIP, ROLLBACK = {"train.on_nonfinite": "skip"}, {"train.on_nonfinite": "rollback"}
 CLOSURE, SHARED = {"closure_optimizer": is_set}, {**TURNS, "shares_tensors": True}
 ON_DEVICE, WORKERS = {"data.residency": "device"}, {"data.num_workers": is_some}
 NO_VALIDATION = {"has_validation": False}
 
 NO_GRAPH, EAGER, ONE_PROCESS = "train.cuda_graph=false", "train.compile=false", "train.num_processes=1"
 FIRST_STEP, DDP, ALONE = "placement.guard=first_step", "placement.strategy=ddp", "sweep.batch=off"
-VALIDATE = "data.val_fraction=0.1"
+VALIDATE, FAIL = "data.val_fraction=0.1", "train.on_nonfinite=fail"
 
 REPLAYED = "the second forward pass restores the generators of the first, which only the host can do"
 CLOSES = "{closure_optimizer} computes the loss as often as it needs"
@@ -105,6 +106,12 @@ RULES = (
     # float64
     Rule({**FP64, **GRAPH}, "a captured step reads its rates as 32-bit numbers", NO_GRAPH),
     Rule({**FP64, "data.augment": is_set}, "augmented images are float32", "data.augment=null"),
+    # steps that are not finite
+    Rule({**SKIP, **GRAPH}, "a captured update can't be skipped", f"{FAIL} {NO_GRAPH}"),
+    Rule({**SKIP, **FP16}, "fp16 skips steps with a scale", f"{FAIL} train.precision=bf16"),
+    Rule({**SKIP, **CLOSURE}, CLOSES, FAIL),
+    Rule({**SKIP, **DIVIDED}, "no process has all gradients", f"{FAIL} {DDP}"),
+    Rule({**ROLLBACK, **SEVERAL}, "one process would roll back before the others", f"{FAIL} {ONE_PROCESS}"),
     # several optimizers
     Rule({**TURNS, "optimizer.groups": is_set},
          "each optimizer has its own parameters and settings", "optimizer.groups=null"),
@@ -138,6 +145,7 @@ RULES = (
     # jobs of a sweep that are trained together
     Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", ALONE),
     Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss separately", ALONE),
+    Rule({**MEMBER, "train.on_nonfinite": lambda value: value != "fail"}, "train.on_nonfinite looks at one run", ALONE),
     Rule({**MEMBER, **RECOMPUTE}, "train.recompute takes each model's forward pass twice", ALONE),
     Rule({**MEMBER, **GRAPH}, "train.cuda_graph=true", ALONE),
     Rule({**MEMBER, "train.profile": is_set}, "train.profile traces one run's steps", ALONE),

@@ -68,6 +68,10 @@ class Background:
             self._thread.join()
         self.raise_error()
 
+    def recover(self) -> None:
+        """Continue after an error that was raised and repaired."""
+        self._has_failed = False
+
     def raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:

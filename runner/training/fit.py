@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from runner.config.settings import Settings
 from runner.device.backends import is_out_of_memory, peak_memory, use_in_thread
+from runner.device.precision import SkippingScaler
 from runner.distributed import messages
 from runner.distributed.group import Ranks, is_lost
 from runner.errors import RunnerError
@@ -25,13 +27,13 @@ from runner.training.checkpoint import CheckpointWriter, Keeping
 from runner.training.evaluate import Evaluation
 from runner.training.hooks import Hooks
 from runner.training.loop import Loop, Progress, train
-from runner.training.metric_buffer import MetricBuffer, check_unread
+from runner.training.metric_buffer import MetricBuffer, NotFiniteError, check_unread
 from runner.training.observer import EpochEnd, Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
 from runner.training.result import Result, fail
 from runner.training.signals import Stop, StoppedError
-from runner.training.state import best_state, check_losses, full_state, restore, restore_best
+from runner.training.state import best_state, check_losses, check_weights, full_state, restore, restore_best, roll_back
 from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
@@ -39,6 +41,9 @@ from runner.training.stopping import CommonStopCondition, OwnStopCondition, Stop
 
 #: beginnings of Progress.reached
 STOP_WHEN, HOOKS = "train.stop_when: ", "train.hooks: "
+#: train.on_nonfinite=rollback
+MAX_ROLLBACKS, ROLLBACK_FACTOR = 10, 0.5
+MIN_SKIPPED = 10  # steps in a row, after which nothing is left to hope for
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
@@ -76,6 +81,8 @@ class Training:
         self.result = Result(best=parts.best, num_processes=ranks.num)
         self.steps_per_epoch = -(-parts.train.num_batches // settings.train.accumulate_steps)
         self.values: Mapping[str, float] = {}  # of the last evaluation
+        on_nonfinite = settings.train.on_nonfinite
+        self._ends_not_finite, self._rolls_back = on_nonfinite != "skip", on_nonfinite == "rollback"
         self.profiled: Profiled | None = None
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
         self.buffer = MetricBuffer(
@@ -84,6 +91,8 @@ class Training:
             background=self.background,
             pull_every=settings.metrics.pull_every,
             every=settings.metrics.every,
+            checks=self._ends_not_finite,
+            waits=self._rolls_back,
             mean=ranks.mean if ranks.num > 1 else None,
         )
         try:
@@ -94,12 +103,13 @@ class Training:
                 writes=ranks.is_first,
                 device=parts.device,
                 keeping=Keeping.of(keep, metric=best.metric, mode=best.mode) if keep else None,
-                check=check_losses,
+                check=self._check,
             )
             self.progress = self.restore()
         except BaseException:
             self.background.close()
             raise
+        self._num_skipped = self._count_skipped()  # until the last evaluation
         reasons = [f"{STOP_WHEN}{' '.join(each)}" for each in parts.limits.stop_when.items()]
         if self.progress.reached not in (*reasons, *(f"{HOOKS}{hook.name}" for hook in parts.hooks)):
             self.progress.reached = ""  # a resumed run has other conditions
@@ -138,7 +148,40 @@ class Training:
                 steps, num_profiled, device=parts.device, folder=self.folder, say=say, left=left
             )
         self.begin(OwnStopCondition(stop, limits) if ranks.num == 1 else CommonStopCondition(stop, limits, ranks))
-        return train(steps, self.loop, begin_epoch=partial(reset_state, parts.model, parts.task))
+        if self._rolls_back and not self.progress.step:
+            self.save("last")
+        while True:
+            try:
+                return train(steps, self.loop, begin_epoch=partial(reset_state, parts.model, parts.task))
+            except NotFiniteError as error:
+                if not self._rolls_back or self.progress.rollbacks == MAX_ROLLBACKS:
+                    raise
+                self.roll_back(error)
+            steps = choose_steps(
+                parts, settings, progress=self.progress, buffer=self.buffer, ranks=ranks, watchers=watchers
+            )
+
+    def roll_back(self, error: NotFiniteError) -> None:
+        """Return to the weights of the last checkpoint, halve the rates, and continue with the next batches.
+
+        The steps since then stay in the metrics and in the count of steps.
+        """
+        parts, progress = self.parts, self.progress
+        for pull in (self.buffer.pull, self.background.wait):
+            with suppress(NotFiniteError):  # of the same weights
+                pull()
+        self.background.recover()
+        state = self.checkpoints.last()
+        if state is None:
+            raise error
+        parts.schedule.catch_up(self.buffer.step - progress.step)
+        progress.step, progress.rollbacks = self.buffer.step, progress.rollbacks + 1
+        roll_back(state, parts, factor=ROLLBACK_FACTOR)
+        weights = f"the weights of step {state['step']:,} are restored, and rates times {ROLLBACK_FACTOR:g}"
+        self.observer.say(f"rollback: {error}; {weights} ({progress.rollbacks} of {MAX_ROLLBACKS})")
+        count, now = {"train/rollbacks": float(progress.rollbacks)}, int(time.time() * 1000)
+        self.background.do(partial(self.observer.values, count, step=progress.step, time_ms=now))
+        self.save("last")
 
     def begin(self, stop: StopCondition) -> None:
         """Make the loop, call the hooks and open the display."""
@@ -249,7 +292,10 @@ class Training:
         """
         parts = self.parts
         # before anything is evaluated or saved: weights after a loss that is not finite are never the best
-        check_unread(self.buffer.state(), step=self.progress.step)
+        if self._ends_not_finite:
+            check_unread(self.buffer.state(), step=self.progress.step)
+        else:
+            self._check_skipped()
         self.buffer.pull(is_end=False)
         began = time.perf_counter()
         with self.timed("validation"):
@@ -317,6 +363,8 @@ class Training:
             entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(self.values)}
             if self.ranks.is_first:
                 self.checkpoints.keep("last", state, entry=entry if name == "measured" else None)
+            if self._rolls_back:
+                self.background.wait()  # an error is raised at the same step in each run
 
     def is_pruned(self, values: Mapping[str, float]) -> bool:
         """Whether the search ends this trial."""
@@ -361,6 +409,26 @@ class Training:
             raise RunnerError(problem)  # it would never stop early, or the rate would never fall
         if not self.progress.measured and self.parts.val is not None:
             self.observer.say(f"best: the last weights are kept, as {problem.message}; {problem.help}")
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Raise for a checkpoint that must not be resumed."""
+        if self._rolls_back:
+            check_weights(state, dict(self.parts.model.named_parameters()))
+        elif self._ends_not_finite:
+            check_losses(state)
+
+    def _check_skipped(self) -> None:
+        """Raise if all steps since the last evaluation were skipped."""
+        num_steps, before = self.progress.step - self.progress.measured, self._num_skipped
+        self._num_skipped = self._count_skipped()
+        if self._num_skipped - before == num_steps >= MIN_SKIPPED:
+            problem = f"the gradients of the last {num_steps:,} steps are not finite, so they trained nothing"
+            fix = "find the first wrong operation with `train.on_nonfinite=fail` and `python -m runner explain last`"
+            raise RunnerError.of("train.on_nonfinite=skip", problem, fix)
+
+    def _count_skipped(self) -> int:
+        scaler = self.parts.precision.scaler
+        return scaler.num_skipped() if isinstance(scaler, SkippingScaler) else 0
 
     def _step_time(self) -> float:
         return time.perf_counter() - sum(self._other_seconds.values()) - self._left_out

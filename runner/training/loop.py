@@ -43,6 +43,7 @@ class Progress:
     num_pieces: int = 1  # into which each batch is split (step/split_batch.py)
     seconds: float = 0.0  # of training before this process resumed it
     reached: str = ""  # the condition of train.stop_when, or the hook, that ends the training
+    rollbacks: int = 0  # see fit.Training.roll_back()
 
     def update_best(self, values: Mapping[str, float]) -> bool:
         """Count an evaluation for early stopping; returns whether its value is the best so far."""

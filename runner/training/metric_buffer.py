@@ -58,6 +58,7 @@ class MetricBuffer:
         pull_every: Steps between copies.
         every: Steps per point, which is their mean, computed on the device.
         checks: Raise for a loss that is not finite, in the background.
+        waits: Wait for that check at each copy, so that it raises at the same step in each run.
         mean: The mean over all processes, if several write at the same steps.
     """
 
@@ -70,12 +71,13 @@ class MetricBuffer:
         pull_every: int,
         every: int = 1,
         checks: bool = True,
+        waits: bool = False,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
         self.step = 0
         self.device, self._sink, self._background = device, sink, background
-        self._every, self._checks, self._mean = every, checks, mean
+        self._every, self._checks, self._waits, self._mean = every, checks, waits, mean
         self._half = math.ceil(pull_every / every) * every
         self._names: tuple[str, ...] = ()
         self._ring = torch.empty(0)
@@ -206,6 +208,8 @@ class MetricBuffer:
         pull = _Pull(host, copied, num_steps, left, self.step - left, self._notes, (time.perf_counter(), time.time()))
         self._notes = {}
         self._background.do(lambda: self._deliver(pull))
+        if self._waits:
+            self._background.wait()
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         if len(self._ring):

@@ -39,7 +39,7 @@ def make_optimizer(
     groups: Sequence[Mapping[str, Any]] = (),
     no_decay: str | None = None,
     prefix: str = "",
-    precision: str = "fp32",
+    may_skip: bool = False,
 ) -> Optimizer:
     """Make the optimizer of the trained parameters; fused if the device and the optimizer can, and no kernel is set.
 
@@ -47,7 +47,8 @@ def make_optimizer(
         groups: Each has a `match`, a pattern of names, and settings for those parameters. The first match counts.
         no_decay: norms_and_biases: no weight decay for vectors and scalars.
         prefix: Of all names, not part of the patterns.
-        precision: With fp16, MPS' fused kernels ignore the scale (pytorch#186360); see also _begin_momentum().
+        may_skip: Whether a step may be skipped for its gradients: MPS' fused kernels ignore that (pytorch#186360), and see
+            _begin_momentum().
 
     Raises:
         RunnerError: For a pattern that matches nothing, or a setting that this optimizer doesn't have.
@@ -57,14 +58,13 @@ def make_optimizer(
     settings = set(inspect.signature(kind).parameters)
     chosen: dict[str, Any] = getattr(make, "keywords", {})
     in_parts = any(hasattr(parameter, "full_tensor") for _, parameter in named)
-    is_half = precision == "fp16"
     fuses = (
         "fused" in settings
         and device.type in FUSED_DEVICES
         and all(parameter.is_floating_point() for _, parameter in named)
         and all(chosen.get(name) is None for name in KERNEL_CHOICES)
         and (not in_parts or kind in FUSED_IN_PARTS)
-        and not (is_half and (device.type == "mps" or any(_is_dampened({**chosen, **own}) for own in ({}, *groups))))
+        and not (may_skip and (device.type == "mps" or any(_is_dampened({**chosen, **own}) for own in ({}, *groups))))
     )
     parameters: Any = [parameter for _, parameter in named]
     if groups or no_decay or kind is Muon:
@@ -80,7 +80,7 @@ def make_optimizer(
         with suppress(RuntimeError):  # no fused kernel for this device
             optimizer = make(parameters, fused=True)
     optimizer = make(parameters) if optimizer is None else optimizer
-    if is_half and isinstance(optimizer, torch.optim.SGD):
+    if may_skip and isinstance(optimizer, torch.optim.SGD):
         _begin_momentum(optimizer)
     return optimizer
 
@@ -98,16 +98,16 @@ def _is_dampened(group: Mapping[str, Any]) -> bool:
 def _begin_momentum(optimizer: torch.optim.SGD) -> None:
     """Start a fused SGD's momentum with zeros.
 
-    torch starts with uninitialized memory that the first step's kernel writes, and fp16 skips first steps whose gradients
-    overflow (torch 2.13, optim/sgd.py). The first step is identical, except with dampening, which torch omits there.
+    torch starts with uninitialized memory that the first step's kernel writes, and a first step whose gradients are not
+    finite may be skipped (torch 2.13, optim/sgd.py). The first step is identical, except with dampening, which torch omits there.
     """
     for group in optimizer.param_groups:
         if not group["fused"] or not group["momentum"]:
             continue
         if _is_dampened(group):
-            problem = "torch's fused step starts with uninitialized momentum if fp16 skips the first step"
-            source = "optimizer.fused=true with dampening and train.precision=fp16"
-            ways = ["optimizer.fused=null", "optimizer.dampening=0", "train.precision=bf16"]
+            problem = "torch's fused step starts with uninitialized momentum if the first step is skipped"
+            source = "optimizer.fused=true with dampening, and steps that may be skipped"
+            ways = ["optimizer.fused=null", "optimizer.dampening=0"]
             raise RunnerError.suggest(source, problem, ways)
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

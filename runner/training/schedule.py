@@ -58,6 +58,12 @@ class Schedule:
             for _ in range(num_steps):
                 self.after_step()
 
+    def scale(self, factor: float) -> None:
+        """Multiply all rates that are still to come."""
+        for each in (self.scheduler, *getattr(self.scheduler, "_schedulers", ())):
+            if hasattr(each, "base_lrs"):
+                each.base_lrs = [rate * factor for rate in each.base_lrs]
+
     def state_dict(self) -> dict[str, Any] | None:
         return self.scheduler.state_dict() if self.scheduler is not None else None
 

@@ -5,7 +5,8 @@ For fit.py; checkpoint.py writes it to files. All processes of a run make the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,11 +22,13 @@ from runner.distributed.group import Ranks
 from runner.errors import Problem, RunnerError, first_line, refuse
 from runner.training.checkpoint import CheckpointWriter, snapshot
 from runner.training.loop import Progress
-from runner.training.metric_buffer import MetricBuffer, check_unread
+from runner.training.metric_buffer import MetricBuffer, NotFiniteError, check_unread
 from runner.training.parts import Parts
 
 T = TypeVar("T")
 
+#: the rates in a parameter group
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 #: the counts in a checkpoint
 NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
 
@@ -129,6 +132,14 @@ def check_losses(state: Mapping[str, Any]) -> None:
         check_unread(state["rows"], step=state["step"])
 
 
+def check_weights(state: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise NotFiniteError also for weights that are not finite, before their loss is. names: Of the weights."""
+    check_losses(state)
+    for name, value in state["model"].items():
+        if name in names and not bool(value.isfinite().all()):
+            raise NotFiniteError(state["step"], f"the weight {name}", math.nan)
+
+
 def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
     before = before if isinstance(before, dict) else {}
     refuse(
@@ -150,7 +161,7 @@ def _restore(
     buffer.load_state(state["rows"])
     for name in (*NUMBERS, "rate", "seconds"):
         setattr(progress, name, state[name])
-    progress.reached = state.get("reached", "")  # missing in old checkpoints
+    progress.reached, progress.rollbacks = state.get("reached", ""), state.get("rollbacks", 0)  # not in old checkpoints
     best = writer.newest("best")
     if best is None and state["best"]["value"] is not None:
         writer.notes.append(f"best.pt of step {state['best']['step']} is missing: the next evaluation sets a new best")
@@ -161,24 +172,44 @@ def _restore(
 
 
 def _restore_parts(state: dict[str, Any], parts: Parts) -> None:
-    _load_model(parts, parts.model, state["model"])
-    begun = [
-        {name: value for name, value in group.items() if name != "params"} for group in parts.optimizer.param_groups
-    ]
-    if parts.shards is None:
-        parts.optimizer.load_state_dict(state["optimizer"])
-    else:
-        parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
+    begun = _settings(parts)
+    _restore_weights(state, parts)
     num_steps = parts.limits.num_steps
     if parts.schedule.follows_steps and state.get("num_steps", num_steps) != num_steps:
-        for group, values in zip(parts.optimizer.param_groups, begun, strict=True):
-            group.update(values)
+        _set(parts, begun)
         parts.schedule.catch_up(state["step"])
     else:
         parts.schedule.load_state_dict(state["schedule"], step=state["step"])
     parts.precision.scaler.load_state_dict(state["scaler"])
+
+
+def roll_back(state: dict[str, Any], parts: Parts, *, factor: float) -> None:
+    """Return to a checkpoint's weights and optimizer state. The schedule continues, with its rates multiplied."""
+    now = _settings(parts)
+    _restore_weights(state, parts)
+    parts.carried.load_state(next(iter(state["carried"]), {}))
+    _set(parts, [{key: value * factor if key in RATES else value for key, value in each.items()} for each in now])
+    parts.schedule.scale(factor)
+
+
+def _restore_weights(state: dict[str, Any], parts: Parts) -> None:
+    _load_model(parts, parts.model, state["model"])
+    if parts.shards is None:
+        parts.optimizer.load_state_dict(state["optimizer"])
+    else:
+        parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
     if parts.average is not None:
         _load_model(parts, parts.average.model, state["average"])
+
+
+def _settings(parts: Parts) -> list[dict[str, Any]]:
+    groups = parts.optimizer.param_groups
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def _set(parts: Parts, settings: list[dict[str, Any]]) -> None:
+    for group, values in zip(parts.optimizer.param_groups, settings, strict=True):
+        group.update(values)
 
 
 def _restore_of_process(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:

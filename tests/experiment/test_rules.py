@@ -20,6 +20,7 @@ HOLDING = {
     "optimizer.turns": {"a": {"params": "hidden"}, "b": {"params": "output"}},
     "optimizer.groups": [{"match": "bias", "lr": 1}],
     "train.hooks": ["builtins.print"],
+    "train.on_nonfinite": "skip",
     "train.profile": 3,
     "train.max_seconds": 5,
     "train.num_processes": 2,

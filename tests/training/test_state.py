@@ -47,6 +47,7 @@ STOOD = Progress(
     measured=30,
     rate=0.1,
     epochs_without_best=2,
+    rollbacks=2,
     num_pieces=4,
     seconds=7.5,
     reached="train.stop_when: val/loss <1",

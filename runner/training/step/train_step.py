@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from runner.data.loading.batches import Shard
 from runner.device.placement import num_rows
-from runner.device.precision import Precision
+from runner.device.precision import Precision, SkippingScaler
 from runner.tasks.checks import shares_tensors
 from runner.tasks.task import Task
 from runner.training.metric_buffer import MetricBuffer, SharedRows, in_order
@@ -132,7 +132,23 @@ def make_step(
         values = compute_gradients(batches)
         return _with_norm(values, apply_update())
 
-    return step
+    return _that_skips(step, scaler, model) if isinstance(scaler, SkippingScaler) else step
+
+
+def _that_skips(step: Step, scaler: SkippingScaler, model: nn.Module) -> Step:
+    """Report which steps were skipped, as `skipped`: 0 or 1; their forward pass does not change running statistics either."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+    def skipping(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        before = [buffer.clone() for buffer in buffers]
+        values = step(batches)
+        assert scaler.last is not None
+        with torch.no_grad():
+            for buffer, old in zip(buffers, before, strict=True):
+                buffer.copy_(torch.where(scaler.last > 0, old, buffer))
+        return {**values, "skipped": scaler.last}
+
+    return skipping
 
 
 def _make_step_with_closure(
