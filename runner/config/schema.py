@@ -281,6 +281,7 @@ class TrackingKeys:
     )
     description: str | None = _value("a text of at most 3000 characters", "'a first try'", default=None, maxLength=3000)
     git_diff: bool = True
+    tensorboard: bool = False
     trackers: Any = _value("a list of names of trackers", "[]", default=None, type="array", items=TEXT)
 
 

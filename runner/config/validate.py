@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
 
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict
@@ -21,6 +22,7 @@ from runner.config import other_names
 from runner.config.identity import REMOVED, leaves
 from runner.config.instantiate import BUILT as BUILT
 from runner.config.instantiate import PARTIAL, options_with
+from runner.config.packages import not_installed
 from runner.config.schema import KINDS, Config, DataKeys, Key, keys, structured, subgroups
 from runner.config.secrets import HIDDEN, uri_problems
 from runner.errors import Problem, nearest
@@ -92,7 +94,9 @@ def problems(cfg: DictConfig) -> list[Problem]:
 
 
 def _trackers(cfg: DictConfig) -> Iterator[Problem]:
-    """Yield the error of each tracker that no installed package has."""
+    """Yield the error of each tracker that is not installed."""
+    if value(cfg, "tracking.tensorboard") is True and find_spec("tensorboard") is None:
+        yield from not_installed("tracking.tensorboard=true", "TensorBoard is not installed", "tensorboard").problems
     names = value(cfg, "tracking.trackers")
     installed = entry_points(group=TRACKERS).names if names else set()
     for name in names if OmegaConf.is_list(names) else ():

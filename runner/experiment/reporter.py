@@ -47,6 +47,7 @@ from runner.tracking.journal import Journal, Points, UnsyncedError
 from runner.tracking.journal_reader import read_measured, read_series
 from runner.tracking.mlflow_model import leave_graph
 from runner.tracking.publisher import Publisher
+from runner.tracking.trackers import chosen_trackers
 from runner.training import lora
 from runner.training.checkpoint import read_kept
 from runner.training.hooks import HookValues
@@ -111,7 +112,7 @@ class Reporter(Observer):
             params=texts(defaults.main(chosen(cfg))) | parameters(cfg),
             tags=_tags(cfg, parts, folder, machine, context, git),
             system_metrics=cfg.tracking.system_metrics,
-            trackers=list(cfg.tracking.trackers or ()),
+            trackers=chosen_trackers(cfg.tracking),
             points={"most": most, "expected": parts.limits.num_steps // cfg.metrics.every},
         )
         if member is not None:

@@ -42,6 +42,7 @@ from runner.tracking.mlflow_model import GRAPH
 from runner.tracking.model_graph import forget_graph
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
+from runner.tracking.trackers import chosen_trackers
 from runner.training.parts import Parts
 from runner.training.profile import FOLDER as TRACES
 from runner.training.result import Result, fail
@@ -93,7 +94,7 @@ class Session:
         publishing: AbstractContextManager[Publisher | None] = nullcontext()
         if tracking.enabled and session._publishes:
             grace, ahead = tracking.grace_seconds, context.publisher
-            names = list(tracking.trackers or ())
+            names = chosen_trackers(tracking)
             publishing = Publisher.start(folder, tracking.uri, grace_seconds=grace, ahead=ahead, trackers=names)
         with publishing as session._publisher, session.screen.with_warnings():
             with optimizers_without_dynamo(), session._open:

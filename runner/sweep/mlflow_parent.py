@@ -30,6 +30,7 @@ from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_points
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.publisher import Publisher
+from runner.tracking.trackers import chosen_trackers
 from runner.training.signals import Stop
 from runner.version import __version__
 
@@ -61,7 +62,7 @@ class Parent:
         # without tracking as a run's journal, which sync may send later
         publishing: AbstractContextManager[Publisher | None] = nullcontext()
         if is_tracked:
-            names = list(config.tracking.trackers or ())
+            names = chosen_trackers(config.tracking)
             grace = config.tracking.grace_seconds
             publishing = Publisher.start(sweep.folder, uri, grace_seconds=grace, trackers=names)
         with publishing as publisher, Journal(sweep.folder) as journal:
@@ -97,7 +98,7 @@ class Parent:
                 **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
             },
             system_metrics=False,
-            trackers=list(config.tracking.trackers or ()),
+            trackers=chosen_trackers(config.tracking),
         )
 
     def note_runs(self) -> None:

@@ -1,6 +1,7 @@
-"""Trackers of other packages: each gets the same journal as MLflow, in a separate process and with a separate acknowledgement.
+"""Trackers next to MLflow, TensorBoard and those of other packages.
 
-`tracking.trackers` names the entry points `runner.trackers`. The acknowledgement is `journal/ack-NAME.json`.
+Each gets the same journal as MLflow, in a separate process and with a separate acknowledgement, `journal/ack-NAME.json`.
+`tracking.trackers` names the entry points `runner.trackers`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from runner.config.validate import TRACKERS
 from runner.tracking.ack import Ack, UploadProgress
 from runner.tracking.journal_records import FILE, Points, Record, has_records, scan, scan_events
 
+TENSORBOARD = "tensorboard"
 RECORDS_PER_TURN = 100
 
 
@@ -42,6 +44,11 @@ class Tracker(Protocol):
 
     def end(self, status: str) -> None:
         """Set the status: FINISHED, FAILED or KILLED."""
+
+
+def chosen_trackers(tracking: Any) -> list[str]:
+    """Return the names of the trackers that `tracking` of a configuration chooses, next to MLflow."""
+    return [*map(str, tracking.trackers or ()), *([TENSORBOARD] if tracking.tensorboard else [])]
 
 
 def trackers_of(folder: Path) -> list[str]:
@@ -146,6 +153,10 @@ def _last_start(folder: Path, *, end: int | None = None) -> dict[str, Any]:
 
 
 def _load(name: str) -> Tracker:
+    if name == TENSORBOARD:
+        from runner.tracking.tensorboard import TensorBoard
+
+        return TensorBoard()
     for entry in entry_points(group=TRACKERS, name=name):
         tracker: Tracker = entry.load()()
         return tracker
