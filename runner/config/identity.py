@@ -20,8 +20,8 @@ train.stop_when train.early_stopping.patience train.checkpoint_every train.keep_
 train.clocked_steps train.num_processes train.compile train.cuda_graph train.recompute
 metrics.pull_every placement. tracking. backends. data.num_workers data.residency device name plan. sweep.
 """
-#: keys that earlier versions wrote to rerun.yaml, with the values that change nothing now
-REMOVED: dict[str, tuple[Any, ...]] = {"placement.map": (None,), "backends.cpu.onednn": (None, False)}
+#: keys that earlier versions wrote to rerun.yaml
+REMOVED = ("placement.map",)
 #: arguments of parts that they wrote, with the value that changed nothing
 REMOVED_ARGUMENTS: dict[str, dict[str, Any]] = {
     "runner.data.huggingface": {"data_dir": None, "streaming": False, "num_rows": None},

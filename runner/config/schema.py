@@ -289,6 +289,7 @@ class TrackingKeys:
 class CpuKeys:
     num_threads: int | None = _at_least(1)
     channels_last: bool | None = MISSING
+    onednn: bool | None = MISSING
 
 
 @dataclass

@@ -53,7 +53,7 @@ def give_types(cfg: DictConfig) -> list[Misfit]:
         for name, schema in subgroups(Config).items():
             if name in cfg:
                 cfg[name] = OmegaConf.merge(structured(schema), cfg[name])
-    return [each for each in misfits if each.value not in REMOVED.get(each.key, ())]
+    return [each for each in misfits if each.key not in REMOVED or each.value is not None]
 
 
 def _take_misfits(node: DictConfig, schema: type, prefix: str) -> Iterator[Misfit]:

@@ -35,6 +35,9 @@ NAMES = {
     "cuda_sleep": ("torch.cuda._sleep", "a clocked step's kernels without the host's gaps between them"),
     "orthogonal": ("torch.optim._muon._zeropower_via_newtonschulz", "Muon's step of a convolution"),
     "muon_rate": ("torch.optim._muon._adjust_lr", "likewise"),
+    # linear layers
+    "onednn_linear": ("torch.ops.mkldnn._linear_pointwise.default", "float32 products by oneDNN"),
+    "transforms_are_active": ("torch._C._are_functorch_transforms_active", "torch.func, which keeps torch's products"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, distinguished from other errors"),

@@ -237,8 +237,8 @@ def _place_model(
         shards = divide([each for each in (model, mean) if each is not None])
         return model, AveragedWeights(model, decay=decay, mean=mean) if decay else None, shards, shards.summary
     model = place(model, device)
-    requested = cfg.backends.get(device.type, {}).get("channels_last")
-    layout = layers.lay_out(model, device=device, precision=cfg.train.precision, requested=requested)
+    settings = cfg.backends.get(device.type, {})
+    layout = layers.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
     if cfg.placement.strategy == "fsdp":
         layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
     return model, AveragedWeights(model, decay=decay) if decay else None, None, layout

@@ -23,7 +23,7 @@ from runner.data.loading.own_loader import OwnLoader
 from runner.data.sampler import sampler_of
 from runner.data.source import Source, as_source
 from runner.data.split import Splits, split
-from runner.device import backends
+from runner.device import backends, layers
 from runner.device.placement import in_batches, place
 from runner.device.precision import Precision, number_type
 from runner.errors import CODE_ERRORS, Problem, RunnerError
@@ -65,7 +65,9 @@ def prepare_data(
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
     """Set torch's switches and seeds before the data is read, since a custom data set may draw random numbers."""
-    settings = {name: value for name, value in cfg.backends.get(device.type, {}).items() if name != "channels_last"}
+    settings = {
+        name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in layers.LAYOUT_SETTINGS
+    }
     if device.type == "cpu":
         settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
     backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)

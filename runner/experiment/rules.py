@@ -142,6 +142,8 @@ RULES = (
          "muon looks at whole matrices, and each process has a part of every weight", f"{DDP} optimizer=adamw"),
     Rule({**DIVIDED, "backends.cpu.channels_last": True}, CUT, "backends.cpu.channels_last=null"),
     Rule({**DIVIDED, "backends.cuda.channels_last": True}, CUT, "backends.cuda.channels_last=null"),
+    Rule({**DIVIDED, "backends.cpu.onednn": True},
+         "a layer's weight comes in parts, and only torch multiplies these", "backends.cpu.onednn=null"),
     # jobs of a sweep that are trained together
     Rule({**MEMBER, **TURNS}, "optimizer.turns has several optimizers", ALONE),
     Rule({**MEMBER, **FP16}, "train.precision=fp16 scales each loss separately", ALONE),

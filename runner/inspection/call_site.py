@@ -17,7 +17,7 @@ from types import FrameType
 import numpy as np
 import torch
 
-from runner.device import torch_private
+from runner.device import layers, torch_private
 
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
@@ -26,7 +26,8 @@ _TOOLS = Path(_RUNNER, "tools")
 _WATCHING = tuple(map(str, (Path(__file__).parent, _TOOLS / "plan", _TOOLS / "explain" / "not_finite.py")))
 #: Hydra's frames are below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), _HYDRA, "<frozen ")
+#: and layers.py replaces a part of torch
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), layers.__file__, _HYDRA, "<frozen ")
 #: with Homebrew sysconfig has a link to the directory of os
 _STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 
@@ -107,7 +108,8 @@ class Lines:
             return forward
         stack = list(frames(self._outermost))
         here = line(stack), module(stack)
-        if node is None and torch.is_grad_enabled():
+        is_in_product = any(frame.f_code is layers.OneDNNProduct.forward.__code__ for frame in stack)
+        if node is None and (torch.is_grad_enabled() or is_in_product):
             self._by_sequence[torch_private.sequence_number() - 1] = here
         return here
 

@@ -152,6 +152,7 @@ def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:
 
 #: formulas of kernels that torch's table lacks, of their arguments
 FLOPS: dict[str, Callable[[Any], int]] = {
+    "_linear_pointwise": lambda args: 2 * args[0].numel() * args[1].shape[0],  # of device/layers.py
     "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group
     "_cudnn_rnn": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1]),
     "_cudnn_rnn_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1]),

@@ -86,8 +86,8 @@ def evaluate(arguments: Arguments) -> dict[str, Any]:
     device = torch.device(choice.here)
     build_data.set_switches(cfg, device)
     trained = open_run(run, precision=cfg.train.precision, device=choice)
-    requested = cfg.backends.get(device.type, {}).get("channels_last")  # as in the run
-    layers.lay_out(trained.model, device=device, precision=trained.precision.name, requested=requested)
+    settings = cfg.backends.get(device.type, {})
+    layers.lay_out(trained.model, device=device, precision=trained.precision.name, settings=settings)  # as in the run
     found = _measured(cfg, trained.card, other=other)
     report = _report(trained, found, _values(trained, found, cfg))
     _write(run, report)

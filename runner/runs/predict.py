@@ -102,8 +102,8 @@ def predict(arguments: Arguments) -> dict[str, Any]:
     settings = _backends(run.folder, overrides)
     trained = open_run(run, device=device, precision=precision)
     switches, name = settings.get(trained.device.type, {}), trained.precision.name
-    requested = switches.pop("channels_last", None)
-    layers.lay_out(trained.model, device=trained.device, precision=name, requested=requested)
+    layers.lay_out(trained.model, device=trained.device, precision=name, settings=switches)
+    switches = {key: value for key, value in switches.items() if key not in layers.LAYOUT_SETTINGS}
     backends.set_switches(trained.device, precision=name, deterministic=False, **switches)
     say(f"run     {trained.title}")
     say(f"device  {trained.choice.device} ({trained.choice.reason}), {name}")

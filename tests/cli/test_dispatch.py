@@ -60,7 +60,7 @@ model._target_=torch.nn.Linear +model.out_features=1
 hydra.job.chdir=true
 -m seed=1,2 hydra.mode=RUN
 schema --output x/y/schema.json
-tracking.enabled=2 train.compile=0.5 backends.cpu.channels_last=-1
+tracking.enabled=2 train.compile=0.5 backends.cpu.onednn=-1
 ui tracking.uri=sqlite:///mlflow-2.db
 data=table data.target=y data.path=ü\"x\
 train.num_epochs=three train.precision=fp8 data.sampler=[0,0.0]

@@ -6,7 +6,9 @@ import sys
 import sysconfig
 
 import hydra
+import pytest
 
+from runner.device import layers
 from runner.inspection import call_site
 
 
@@ -20,9 +22,13 @@ def test_pythons_own_modules_are_nobodys_where_its_paths_lead_over_a_link(monkey
     assert anew.is_own(str(tmp_path.parent / "my_models.py"))
 
 
-def test_frames_of_hydra_are_nobodys():
-    """They are below each run of the command line. A finding in torch's code used to be reported with one of their lines."""
-    code = compile("def called(): return list(frames())", hydra.__file__, "exec")
+@pytest.mark.parametrize("module", [hydra, layers])
+def test_frames_that_are_nobodys(module):
+    """Hydra's frames are below each run of the command line, and a layer's frames within the model's.
+
+    A finding in torch's code used to be reported with one of their lines.
+    """
+    code = compile("def called(): return list(frames())", module.__file__, "exec")
     names = {"frames": call_site.frames}
     exec(code, names)
     stack = names["called"]()

@@ -112,6 +112,7 @@ def compare_with_real_steps(_, names):
     found = {}
     for name in names:
         cfg = cfg_of(name)
+        cfg.backends.cpu.onednn = False  # as on a simulated device
         found[name] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
     with simulated_device("cpu", has_numbers=False) as device:
         for name, each in found.items():

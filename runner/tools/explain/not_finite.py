@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from runner.device.layers import OneDNNProduct
 from runner.device.placement import leaves
 from runner.device.torch_private import current_autograd_node
 from runner.inspection import call_site
@@ -112,7 +113,7 @@ class NotFiniteOperation:
     @property
     def is_own_function(self) -> bool:
         """Whether it is the backward pass of a custom torch.autograd.Function: torch's names end in a number."""
-        return self.node.endswith("Backward")
+        return self.node.endswith("Backward") and self.node != f"{OneDNNProduct.__name__}Backward"
 
     def origin(self) -> NotFiniteOperation:
         """Return the first operation on the way here that was given only finite values."""

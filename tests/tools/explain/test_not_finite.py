@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from runner.device import layers
 from runner.inspection.operations import observe
 from runner.inspection.tensor_names import TensorNames
 from runner.tools.explain.not_finite import NotFiniteObserver, Range, is_finite, range_of, rows_not_finite
@@ -122,6 +123,19 @@ def test_an_own_function_has_its_own_line():
     origin = watched(lambda x, net: Own.apply(x), rows(), backward=True).origin()
     assert (origin.node, origin.is_own_function) == ("OwnBackward", True)
     assert line_of(origin) == Own.backward.__code__.co_firstlineno + 2
+
+
+def test_onednn_product_has_forward_line(monkeypatch):
+    monkeypatch.setattr(layers, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(layers, "MIN_SHARED_NUMBERS", 0)
+    layer = nn.Linear(3, 4)
+    nn.init.constant_(layer.weight, 3e38)
+    layers.take_onednn(layer, requested=True)
+    origin = watched(lambda x, net: layer(x * 0), rows(), backward=True).origin()
+    assert (origin.name, origin.phase, origin.module) == ("linear_pointwise", "backward", "Net.Linear")
+    assert not origin.is_own_function
+    line = test_onednn_product_has_forward_line.__code__.co_firstlineno + 6
+    assert line_of(origin) == line
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"foreach": False}])
