@@ -24,7 +24,7 @@ def installed(own_folder, monkeypatch):
     place.mkdir()
     head = ["Metadata-Version: 2.4", f"Name: {DISTRIBUTION}", "Version: 9", "Requires-Dist: numpy"]
     (place / "METADATA").write_text("\n".join([*head, *(f"Requires-Dist: {line}" for line in lines), ""]))
-    monkeypatch.setattr(packages, "PACKAGES", own_folder)
+    monkeypatch.setattr(packages, "PYPROJECT", own_folder / "pyproject.toml")
     monkeypatch.syspath_prepend(own_folder)
 
 
@@ -41,32 +41,28 @@ def test_install_outside_checkout_quotes_packages(installed):
         assert install(extra).replace('"', "").split()[2:] == names
 
 
-@pytest.mark.parametrize("text", ['[project]\nname = "somebody-elses"\n', "[tool]\n", "no toml"])
-def test_foreign_project_is_not_our_checkout(text, installed, own_folder):
-    (own_folder / "pyproject.toml").write_text(text)
-    assert install("timm") == "pip install timm"
-
-
 def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
-    monkeypatch.setattr(packages, "PACKAGES", own_folder)
+    (own_folder / "pyproject.toml").write_text('[project]\nname = "somebody-elses"\n')
+    monkeypatch.setattr(packages, "PYPROJECT", own_folder / "pyproject.toml")
     monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
     assert install("search") == "the packages of the extra search in pyproject.toml"
+    assert packages.missing(ModuleNotFoundError(name="torch")) is None
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_required_package_is_installed_by_checkout(beside, own_folder, monkeypatch):
+def test_required_package_is_installed_by_checkout(monkeypatch, installed):
     """With the pip of this Python, as another one may be first on the path."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.chdir(own_folder if beside else PACKAGES)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    (problem,) = packages.missing(ModuleNotFoundError(name="numpy")).problems
+    assert problem.help == f"run `{sys.executable} -m pip install numpy`"
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.chdir(PACKAGES)
     (problem,) = packages.missing(ModuleNotFoundError(name="torch.nn")).problems
     assert problem.message == "this Python has no torch, which the runner imports"
-    assert problem.help == f"run `{sys.executable} -m pip install -e {PACKAGES if beside else '.'}`"
+    assert problem.help == f"run `{sys.executable} -m pip install -e .`"
     assert packages.missing(ModuleNotFoundError(name="my_module")) is None
     assert packages.missing(ModuleNotFoundError(name="numpy.no_such_part")) is None
-    monkeypatch.setattr(packages, "PACKAGES", own_folder)
-    monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
-    (problem,) = packages.missing(ModuleNotFoundError(name="torch")).problems
-    assert problem.help == f"run `{sys.executable} -m pip install torch`"
 
 
 def test_extras_named_in_messages_exist():
