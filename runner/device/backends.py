@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import resource
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -137,12 +138,6 @@ def peak_memory(device: torch.device) -> tuple[int, str]:
         return torch.mps.driver_allocated_memory(), "driver, at the end"
     if device.type != "cpu":
         return int(torch.accelerator.max_memory_allocated(device)), "allocator, at most"
-    try:
-        import resource  # POSIX only
-    except ImportError:
-        import psutil
-
-        return int(psutil.Process().memory_info().rss), "process, at the end"
     peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     return peak if sys.platform == "darwin" else peak * 1024, "process, at most"  # bytes on macOS, KiB elsewhere
 
