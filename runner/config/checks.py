@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args
 
-from runner.config.identity import as_typed
+from runner.config.identity import as_text, as_typed
 from runner.errors import Problem, nearest, nearest_files, refuse
 
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -39,13 +39,9 @@ class Check:
             return []
         if self.explain is not None:
             return self.explain(value)
-        ways = [*self.near(value)] or [_typed(usual) if self.accepts(usual) else self.example]
+        ways = [*self.near(value)] or [as_text(usual) if self.accepts(usual) else self.example]
         typed = [f'"{key}={way}"' if "'" in str(way) else f"{key}={way}" for way in ways]
-        return [Problem.suggest(f"{key}={_typed(value)}", f"`{key}` must be {self.valid}", typed)]
-
-
-def _typed(value: Any) -> Any:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else value
+        return [Problem.suggest(f"{key}={as_text(value)}", f"`{key}` must be {self.valid}", typed)]
 
 
 def one_of(choices: Iterable[Any]) -> Check:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from runner.config import run_files
-from runner.config.identity import leaves
+from runner.config.identity import as_text, leaves
 from runner.version import CONF as CONF
 
 #: names and places, which make no other run
@@ -59,12 +59,7 @@ def values_of(file: Path) -> dict[str, Any]:
 
 def in_words(values: Mapping[str, Any]) -> str:
     """Return values as overrides: model=mlp model.hidden_sizes=[64,64]."""
-    return " ".join(f"{key}={in_word(value)}" for key, value in values.items())
-
-
-def in_word(value: Any) -> str:
-    """Return a value as it is typed: [64,64] or null."""
-    return str(value).replace(", ", ",") if value is not None else "null"
+    return " ".join(f"{key}={as_text(value)}" for key, value in values.items())
 
 
 def _option(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

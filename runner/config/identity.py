@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from runner.config.secrets import for_disk
 
@@ -80,6 +80,13 @@ def quoted(text: str, mark: str = "'") -> str:
 def as_read(text: str, mark: str = "'") -> str:
     """Return a text for Hydra's grammar, in quotes where it needs them."""
     return text if READ.fullmatch(text) else quoted(text, mark)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is typed: [1,2], null or true."""
+    if isinstance(value, list | tuple | ListConfig):
+        return f"[{','.join(map(as_text, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def as_typed(key: str, value: object) -> str:

@@ -47,12 +47,18 @@ def restored(variable: str) -> Iterator[None]:
             os.environ[variable] = before
 
 
+def log_file(folder: Path) -> logging.FileHandler:
+    """Return what writes runner.log in Hydra's format."""
+    handler = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+    return handler
+
+
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Write runner.log where Hydra does not."""
-    root = logging.getLogger()
-    handler, level = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True), root.level
-    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+    root, handler = logging.getLogger(), log_file(folder)
+    level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config.allowed import LIBRARIES, PARTS, homes, is_part, public_name, under
 from runner.config.checks import argument_problems
-from runner.config.identity import leaves
+from runner.config.identity import as_text, leaves
 from runner.config.other_names import keys_for, value_for
 from runner.config.packages import install
 from runner.config.schema import SHARED, keys
@@ -36,6 +36,7 @@ from runner.errors import (
     RunnerError,
     in_words,
     is_out_of_host_memory,
+    listed,
     moves_itself,
     nearest,
     own_line,
@@ -255,8 +256,7 @@ def _target_problems(path: str, node: dict[str, Any], own_code: bool) -> list[Pr
 
 
 def _refused_arguments(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Iterator[Problem]:
-    listed = f"{', '.join(takes[:12])}{', ...' if len(takes) > 12 else ''}" or "none"
-    problem = f"`{thing.__name__}` takes no argument `{name}`; its arguments: {listed}"
+    problem = f"`{thing.__name__}` takes no argument `{name}`; its arguments: {listed(takes, 12) or 'none'}"
     settings = keys(SHARED[path]) if path in SHARED else ()
     hits = [hit for key in keys_for(name) if (hit := key.rpartition(".")[2]) in takes] or nearest(
         name, [*takes, *settings]
@@ -266,14 +266,10 @@ def _refused_arguments(path: str, name: str, node: dict[str, Any], thing: Any, t
         for hit in hits:
             usual = node.get(hit, value) if key == name else value
             is_kept = isinstance(value, int | float) == isinstance(usual, int | float)
-            ways.append(shlex.quote(f"{path}.{key.replace(name, hit, 1)}={_word(value if is_kept else usual)}"))
-        source = f"{path}.{key}={_word(value)}"
+            ways.append(shlex.quote(f"{path}.{key.replace(name, hit, 1)}={as_text(value if is_kept else usual)}"))
+        source = f"{path}.{key}={as_text(value)}"
         ways = ways or [f"{option} {shlex.quote(source)}" for option in options_with(name, path, value)]
         yield Problem.suggest(source, problem, ways, f"leave out `{path}.{name}`", code="bad-argument")
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def option_files(group: str) -> dict[str, Path]:

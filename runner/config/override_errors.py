@@ -21,7 +21,7 @@ from runner.config import other_names, validate
 from runner.config.allowed import PARTS
 from runner.config.checks import argument_problems
 from runner.config.compose import CONF, NEEDS_SWEEP, REFUSALS, CheckedLoader, Compose, Composed, MisfitError
-from runner.config.identity import key_of, quoted
+from runner.config.identity import as_text, key_of, quoted
 from runner.config.instantiate import locate, option_files
 from runner.config.schema import KINDS, SearchKeys, find_key, keys
 from runner.config.validate import Misfit
@@ -286,10 +286,8 @@ def _present(cfg: DictConfig, key: str, option: str) -> Any:
 def _with_value(key: str, texts: list[str], present: Any) -> str | None:
     """KEY=VALUE for a shell: with the values that were typed if they fit the key, else with a valid one; None without one."""
     example, known = "0.001" if key == "optimizer.lr" else "", find_key(key)
-    if isinstance(present, bool | int | float | str):
-        example = str(present).lower() if isinstance(present, bool) else str(present)
-    elif OmegaConf.is_config(present):
-        example = f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else ""
+    if present is not None:
+        example = "" if OmegaConf.is_dict(present) or present == [] else as_text(present)
     elif known is not None:
         example = known.example
     texts = [other_names.value_for(key, text) for text in texts]

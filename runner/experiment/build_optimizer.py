@@ -24,12 +24,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config import schema, validate
 from runner.config.compose import CONF
+from runner.config.identity import as_text
 from runner.config.instantiate import build
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import resolved, split_settings
 from runner.device.torch_private import optimizers_without_dynamo
-from runner.errors import CODE_ERRORS, Problem, RunnerError, in_words, refuse
-from runner.experiment.rules import as_text
+from runner.errors import CODE_ERRORS, Problem, RunnerError, in_words, listed, refuse
 from runner.training.loop import Best
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching
 from runner.training.schedule import Schedule, wants_metric
@@ -174,11 +174,13 @@ def _make_turns(
     owners = {name: [turn for turn in turns if name in owned[turn]] for name in named}
     problems = []
     if left := [name for name, by in owners.items() if not by]:
-        problem = f"no optimizer owns {_first(left)}, and what trains has one"
+        problem = f"no optimizer owns {listed(left, 3)}, and what trains has one"
         fix = f"use a pattern for it in the params of {' or '.join(turns)}, or `'model.freeze=[{left[0]}]'`"
         problems.append(Problem("optimizer.turns", problem, fix))
     if shared := [name for name, by in owners.items() if len(by) > 1]:
-        problem = f"{' and '.join(owners[shared[0]])} both own {_first(shared)}, and each parameter has one optimizer"
+        problem = (
+            f"{' and '.join(owners[shared[0]])} both own {listed(shared, 3)}, and each parameter has one optimizer"
+        )
         problems.append(Problem("optimizer.turns", problem, f"name `{shared[0]}` in only one of them"))
     refuse(problems)
     made = {}
@@ -191,10 +193,6 @@ def _make_turns(
         for parameter in named.values():
             parameter.requires_grad_(True)
     return Turns(made, {turn: int(settings[turn].get("every", 1)) for turn in turns})
-
-
-def _first(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import override_errors, validate
 from runner.config.allowed import PARTS
-from runner.config.compose import composer, name_data
+from runner.config.compose import composed_with, composer
 from runner.config.instantiate import problems as target_problems
 from runner.config.nodes import USUAL, split_settings
 from runner.config.schema import PRECISIONS, SHARED
@@ -178,9 +178,5 @@ def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig
     """
     compose = composer(list(flags))
     with override_errors.explained(overrides, compose=compose, check=check_here):
-        cfg = compose(list(overrides))
-        folder = Path(cfg.hydra.run.dir).absolute()
-        HydraConfig.instance().set_config(cfg)
-        name_data(cfg)
-        del cfg.hydra
-    return cfg, folder
+        cfg = composed_with(compose, overrides)
+        return cfg, Path(HydraConfig.get().run.dir).absolute()

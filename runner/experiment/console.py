@@ -18,11 +18,12 @@ from rich.style import Style
 from rich.table import Column
 from rich.text import Text
 
+from runner.config.importing import log_file
 from runner.config.settings import Settings
 from runner.device import Choice
 from runner.device.precision import precision_note
 from runner.errors import harmless, without_password
-from runner.experiment.directory import CONSOLE, LOG, Run
+from runner.experiment.directory import CONSOLE, Run
 from runner.experiment.summary import Summary, time_in_words
 from runner.experiment.terminal import Terminal, labeled, readable, row, seconds, short, text_table
 from runner.tasks.metric_names import is_rate
@@ -33,7 +34,6 @@ from runner.training.observer import EpochEnd
 from runner.training.parts import Parts
 
 log = logging.getLogger("runner")
-FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"  # Hydra's
 
 #: the bar is drawn when values arrive, at most this often: a drawing thread would compete with training for the lock
 SECONDS_BETWEEN_FRAMES = 0.25
@@ -62,8 +62,7 @@ class Screen:
     @contextmanager
     def into(cls, folder: Path) -> Iterator[Screen]:
         """Yield the screen of one of several runs in a process, which writes to its directory's console.log and runner.log."""
-        handler = logging.FileHandler(folder / LOG)
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler = log_file(folder)
         own = logging.Logger("runner", logging.INFO)
         own.addHandler(handler)
         with (folder / CONSOLE).open("a", buffering=1, encoding="utf-8") as file, closing(handler):

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import validate
+from runner.config.identity import as_text
 from runner.errors import Problem, refuse
 
 
@@ -221,10 +222,3 @@ def _typed(key: str, value: Any) -> str:
     if OmegaConf.is_dict(value) or (OmegaConf.is_list(value) and any(map(OmegaConf.is_dict, value))):
         return key
     return f"{key}={as_text(value)}"
-
-
-def as_text(value: Any) -> str:
-    """Return a value as it is typed: [1,2], null or true."""
-    if isinstance(value, list | tuple) or OmegaConf.is_list(value):
-        return f"[{','.join(map(as_text, value))}]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

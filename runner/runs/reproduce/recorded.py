@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import defaults
-from runner.config.identity import chosen_of
+from runner.config.identity import as_text, chosen_of
 from runner.config.trust import rerun_problems, trusting
 from runner.device import Choice, Hardware
 from runner.errors import RunnerError, refuse, without_password
@@ -256,7 +256,7 @@ def is_same_code(one: Git | None, other: Git | None) -> bool:
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
-    return without_password(defaults.in_word(values[key])) if key in values else "not there"
+    return without_password(as_text(values[key])) if key in values else "not there"
 
 
 def _row(what: str, values: Sequence[str | None], *, key: Callable[[str], str] = str) -> ValueDifference | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.identity import as_text
 from runner.config.packages import not_installed
 from runner.config.schema import SearchKeys
 from runner.config.validate import setting_problems, written
@@ -142,8 +143,7 @@ def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
 
 
 def _listed(words: Sequence[Any]) -> str:
-    texts = ["null" if word is None else str(word) for word in words]
-    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+    return as_text(words[0] if len(words) == 1 else [*words])
 
 
 def choose_pruning(settings: SearchKeys, goals: Goals) -> tuple[Pruning | None, str, list[Problem]]:
