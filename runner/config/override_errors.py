@@ -22,7 +22,7 @@ from runner.config.allowed import PARTS
 from runner.config.checks import argument_problems
 from runner.config.compose import CONF, NEEDS_SWEEP, REFUSALS, CheckedLoader, Compose, Composed, MisfitError
 from runner.config.identity import as_text, key_of, quoted
-from runner.config.instantiate import locate, option_files
+from runner.config.instantiate import BUILT, locate, option_files
 from runner.config.schema import KINDS, SearchKeys, find_key, keys
 from runner.config.validate import Misfit
 from runner.errors import Problem, RunnerError, first_line, nearest
@@ -150,16 +150,6 @@ def singles(text: str) -> Iterator[str]:
     yield from (f"{head}{each}" for each in values)
 
 
-def _fits_part(key: str, values: Iterable[str], cfg: DictConfig | None) -> bool:
-    """Return whether an argument of a built-in part takes these values; true where that is not known."""
-    group, _, name = key.partition(".")
-    target = validate.value(cfg, f"{group}._target_") if cfg is not None else None
-    if target not in PARTS or not name:
-        return True
-    typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"x{i}={each}" for i, each in enumerate(values)]))
-    return not any(argument_problems(locate(target), {name: each}, group) for each in typed.values())
-
-
 def ambiguous(text: str, *, takes_sweep: bool = True, cfg: DictConfig | None = None) -> Problem:
     """Return the error of several values without -m.
 
@@ -170,14 +160,14 @@ def ambiguous(text: str, *, takes_sweep: bool = True, cfg: DictConfig | None = N
     """
     key, _, value = text.partition("=")
     typed = re.sub(r"(?<=,)(?=\d)", "cuda:", text) if key == "device" else text
-    each_fits = _fits_part(key, (single.partition("=")[2] for single in singles(text)), cfg)
+    each_fits = all(_fits(_bare_key(text), single.partition("=")[2], cfg) for single in singles(typed))
     ways = [f"-m {shlex.quote(typed)}"] if takes_sweep and each_fits else []
     is_written = not SEVERAL.match(value) and key != "sweep.zip"
     known = find_key(_bare_key(text))
     kind = known.kind if known else "Any"
     if re.fullmatch(r"-?0,\d+", value) and kind.startswith(("float", "Any")):
         ways = [f"{key}={value.replace(',', '.')}", *ways]
-    elif kind == "Any" and is_written and value.strip(",") and _fits_part(key, [f"[{value}]"], cfg):
+    elif kind == "Any" and is_written and value.strip(",") and _fits(_bare_key(text), f"[{value}]", cfg):
         ways.append(shlex.quote(f"{key}=[{value}]"))
     what = "a comma between values means" if is_written else "this value means"
     takes = "that takes `-m`" if takes_sweep else "this is one run"
@@ -272,20 +262,20 @@ def suggestions(key: str, values: list[str], cfg: DictConfig) -> list[str]:
     for hit in other_names.suggest_keys(key, known) or more:
         is_group = "." not in hit and OmegaConf.is_dict(validate.value(cfg, hit))
         option = other_names.WITH.get(hit, "") if hit not in known else ""
-        way = _with_option(hit, values, cfg) if is_group else _with_value(hit, values, _present(cfg, hit, option))
+        way = _with_option(hit, values, cfg) if is_group else _with_value(hit, values, _with_file(cfg, option))
         ways += [f"{option} {way}".strip()] if way else []
     return ways[:3]
 
 
-def _present(cfg: DictConfig, key: str, option: str) -> Any:
-    """Return the value of a key, or the one in the file of the option that has it."""
+def _with_file(cfg: DictConfig, option: str) -> DictConfig:
+    """Return the configuration, or that of the option's file alone."""
     group, _, name = option.partition("=")
-    return validate.value(OmegaConf.create({group: OmegaConf.load(option_files(group)[name])}) if option else cfg, key)
+    return OmegaConf.create({group: OmegaConf.load(option_files(group)[name])}) if option else cfg
 
 
-def _with_value(key: str, texts: list[str], present: Any) -> str | None:
+def _with_value(key: str, texts: list[str], cfg: DictConfig) -> str | None:
     """KEY=VALUE for a shell: with the values that were typed if they fit the key, else with a valid one; None without one."""
-    example, known = "0.001" if key == "optimizer.lr" else "", find_key(key)
+    example, known, present = "0.001" if key == "optimizer.lr" else "", find_key(key), validate.value(cfg, key)
     if present is not None:
         example = "" if OmegaConf.is_dict(present) or present == [] else as_text(present)
     elif known is not None:
@@ -293,23 +283,32 @@ def _with_value(key: str, texts: list[str], present: Any) -> str | None:
     texts = [other_names.value_for(key, text) for text in texts]
     if example.startswith("["):
         texts = [f"[{text}]" if text.isdecimal() else text for text in texts]
-    if not all(text and _fits(key, text, present) for text in texts):
+    if not all(text and _fits(key, text, cfg) for text in texts):
         texts = [example] if example else []
     return shlex.quote(f"{key}={','.join(texts)}") if texts else None
 
 
-def _fits(key: str, text: str, present: Any) -> bool:
+def _fits(key: str, text: str, cfg: DictConfig | None) -> bool:
+    """Return whether a key takes a value as it was typed, as far as that is known without building anything."""
+    group, _, name = key.partition(".")
+    if key in BUILT or cfg is None:
+        return True
     if key == "device":
-        return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
+        plain = text.replace("\\", "")  # Hydra escapes a colon
+        return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", plain) is not None
     try:
-        typed = OmegaConf.from_dotlist([f"x={text}"]).x
+        made: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))
+        typed = made["x"]
         if (known := find_key(key)) is not None:
             return known.allows(known.typed(typed))
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError):
         return False
+    target, present = validate.value(cfg, f"{group}._target_"), validate.value(cfg, key)
+    if target in PARTS:
+        return not argument_problems(locate(target), {name: typed}, group)
     if type(present) in (int, float):
         return type(typed) in (int, float) and typed >= 0
-    return not OmegaConf.is_dict(present) and (OmegaConf.is_list(typed) or not OmegaConf.is_list(present))
+    return not OmegaConf.is_dict(present) and (isinstance(typed, list) or not OmegaConf.is_list(present))
 
 
 def _with_option(group: str, values: list[str], cfg: DictConfig) -> str | None:
