@@ -18,12 +18,12 @@ import torch
 from torch.utils.benchmark import Timer
 
 from runner.device.backends import THREADS
-from runner.device.hardware import GIB, Hardware, Speeds, num_usable_cpus
+from runner.device.hardware import Hardware, Speeds
 from runner.device.streams import wait_for
 from runner.device.unavailable import precisions, why_not
 from runner.errors import first_line
 
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -214,20 +214,11 @@ def keep(facts: Mapping[str, Any], hardware: Hardware) -> Path:
 def path(hardware: Hardware) -> Path:
     """Return the file of this machine, whether it exists or not.
 
-    Its name is a hash of what makes figures comparable: the machine's parts, torch, the threads; not of the host name,
+    Its name is a hash of what makes figures comparable: the devices, torch's build, the threads; not of the host name,
     which changes in containers. Raises: RuntimeError if the user has no home directory.
     """
-    threads = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
-    gpus = {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items() if name != "cpu"}
-    identity = [
-        *(VERSION, hardware.system, hardware.machine, hardware.cpu_name, hardware.num_cpus),
-        *(round((hardware.memory_bytes or 0) / GIB), hardware.torch_version, hardware.cuda_build, hardware.hip_build),
-        *(gpus, threads or num_usable_cpus()),
-    ]
-    return folder() / f"bench-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}.json"
-
-
-def folder() -> Path:
-    """Return the user's cache directory of this program. Raises: RuntimeError if the user has no home directory."""
+    devices = {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items()}
+    identity = json.dumps([VERSION, hardware.torch_version, hardware.num_cpus, THREADS, devices])
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (caches if caches.is_absolute() else Path.home() / ".cache") / "runner"  # XDG ignores relative paths
+    folder = (caches if caches.is_absolute() else Path.home() / ".cache") / "runner"  # XDG ignores relative paths
+    return folder / f"bench-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"

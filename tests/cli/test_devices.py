@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from runner import cli
@@ -16,13 +14,6 @@ def test_devices_table_gives_reasons_for_missing(capsys):
     hardware = devices.probe()
     for kind, there in (("cuda", hardware.cuda), ("mps", hardware.mps), ("xpu", hardware.xpu)):
         assert (f"\nno {kind}: " in text) != bool(there), kind
-
-
-def test_json_is_for_scripts(capsys):
-    assert cli.main(["devices", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert {"devices", "missing", "auto", "torch", "platform"} <= facts.keys()
-    assert facts["devices"][-1]["device"] == "cpu"
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -122,6 +122,7 @@ def test_json_has_devices_and_bench(capsys):
     assert cli.main(["devices", "--json", "--bench"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"devices", "missing", "auto", "torch", "platform"} < found.keys()
+    assert found["devices"][-1]["device"] == "cpu"
     assert found["bench"]["devices"]["cpu"]["matmul_tflops"]["fp32"] > 0
     assert benchmark.read(probe()).keys() == found["bench"]["devices"].keys()
     assert cli.main(["devices", "--json"]) == 0
@@ -162,7 +163,7 @@ OTHERS = {
     "torch": replace(MACHINE, torch_version="2.14.0"),
     "no GPU": replace(MACHINE, cuda=()),
     "another GPU of the kind": replace(MACHINE, cuda=(replace(MACHINE.cuda[0], uuid="d-e-f"),)),
-    "more memory": replace(MACHINE, memory_bytes=64 * GIB),
+    "fewer cores": replace(MACHINE, num_cpus=4),
 }
 THE_SAME = {
     "less of it free": replace(MACHINE, free_memory_bytes=1, cuda=(replace(MACHINE.cuda[0], free_bytes=1),)),
@@ -174,7 +175,7 @@ THE_SAME = {
 def test_read_finds_only_this_machines_figures(machine, monkeypatch):
     benchmark.keep(FACTS, MACHINE)
     assert bool(benchmark.read(machine)) == (machine in THE_SAME.values())
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(benchmark, "THREADS", THREADS + 1)
     assert benchmark.read(machine) == {}
 
 
