@@ -1,23 +1,20 @@
 """Checks the arguments of parts by their annotations, such as `depth: Count = 4`.
 
-`argument_problems()` finds every bad value before anything is built; `@checked` also refuses them in a call from Python.
+`argument_problems()` finds every bad value before anything is built.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, get_args
 
 from runner.config.identity import as_text, as_typed
 from runner.errors import Problem, nearest, nearest_files, refuse
-
-Part = TypeVar("Part", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class Check:
     example: str
     #: values that a refused one may mean
     near: Callable[[Any], Iterable[Any]] = lambda value: ()
-    choices: tuple[Any, ...] = ()
     #: the errors of a value, where they need more than the sentence
     explain: Callable[[Any], list[Problem]] | None = None
 
@@ -51,7 +47,7 @@ def one_of(choices: Iterable[Any]) -> Check:
     def near(value: Any) -> Iterable[str]:
         return nearest(str(value), known) or known
 
-    return Check(lambda value: value in known.values(), f"one of {', '.join(known)}", "", near, tuple(known.values()))
+    return Check(lambda value: value in known.values(), f"one of {', '.join(known)}", "", near)
 
 
 def at_least(least: int) -> Check:
@@ -94,39 +90,14 @@ def argument_problems(target: Callable[..., Any], values: Mapping[str, Any], key
     """
     problems: list[Problem] = []
     for name, argument in inspect.signature(target, eval_str=True).parameters.items():
-        checks, value = checks_of(argument.annotation), values.get(name)
+        kinds, value = (argument.annotation, *get_args(argument.annotation)), values.get(name)  # Count, or Count | None
+        checks = [each for kind in kinds for each in getattr(kind, "__metadata__", ()) if isinstance(each, Check)]
         may_be_null = argument.default is None or NoneType in get_args(argument.annotation)
         if checks and name in values and not (value is None and may_be_null):
             is_later = any(mark in str(value) for mark in ("???", "${"))
             for check in checks if not is_later else ():
                 problems += check.problems(value, f"{key}.{name}", argument.default)
     return problems
-
-
-def checked(key: str) -> Callable[[Part], Part]:
-    """Return a decorator of a class or a function: a call with a bad value raises a RunnerError. key: The key of the part."""
-
-    def decorate(part: Any) -> Any:
-        function = part.__init__ if inspect.isclass(part) else part
-
-        @functools.wraps(function)
-        def call(*args: Any, **settings: Any) -> Any:
-            values = inspect.signature(function).bind(*args, **settings).arguments
-            refuse(argument_problems(function, values, key))
-            return function(*args, **settings)
-
-        if not inspect.isclass(part):
-            return call
-        part.__init__ = call  # type: ignore[method-assign]
-        return part
-
-    return decorate
-
-
-def checks_of(annotation: Any) -> list[Check]:
-    """Return the checks of an annotation, also of `Count | None`."""
-    kinds = (annotation, *get_args(annotation))
-    return [each for kind in kinds for each in getattr(kind, "__metadata__", ()) if isinstance(each, Check)]
 
 
 def no_such_file(source: str, file: Path, key: str, is_wanted: Callable[[Path], bool], otherwise: str) -> Problem:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.config.checks import checked, no_such_file
+from runner.config.checks import no_such_file
 from runner.config.packages import not_installed
 from runner.data.conversion import Called, Conversion, Kind, to_inputs
 from runner.data.source import GIVEN, Source, from_arrays
@@ -31,7 +31,6 @@ IMAGE_DIMS = 4  # (N, C, H, W)
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 
 
-@checked("data")
 def arrays(
     path: str,
     inputs: str = "x",

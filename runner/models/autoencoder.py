@@ -10,13 +10,12 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Count, Widths, checked, one_of
+from runner.config.checks import Count, Widths, one_of
 from runner.errors import RunnerError
 from runner.models.cnn import LAYERS
 from runner.models.mlp import ACTIVATIONS, Activation
 
 
-@checked("model")
 class Autoencoder(nn.Module):
     """decode(encode(x)), with `bottleneck` numbers in between; without an activation at the end.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from runner.config.checks import Check, Share, Widths, checked
+from runner.config.checks import Check, Share, Widths
 from runner.errors import RunnerError
 from runner.models.shapes import IMAGES, SIGNALS, check_shape
 
@@ -19,7 +19,6 @@ LAYERS: dict[int, tuple[Any, Any, Any]] = {
 ODD = Check(lambda value: type(value) is int and value % 2 == 1 and value > 0, "an odd whole number, 1 or more", "3")
 
 
-@checked("model")
 class CNN(nn.Module):
     """Blocks of two convolutions with BatchNorm and ReLU, each halving the image, then the mean over positions.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import checked, one_of
+from runner.config.checks import one_of
 from runner.config.packages import not_installed
 from runner.device import backends
 from runner.errors import Problem, RunnerError, first_line, nearest, refuse
@@ -84,7 +84,6 @@ def timm_model(
     return model  # type: ignore[no-any-return]
 
 
-@checked("model")
 def transformers_model(
     input_shape: Sequence[int],
     out_features: int,

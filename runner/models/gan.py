@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from runner.config.checks import Count, Widths, checked
+from runner.config.checks import Count, Widths
 from runner.models.mlp import MLP, Activation
 
 
-@checked("model")
 class GAN(nn.Module):
     """Two multi-layer perceptrons (Goodfellow et al. 2014). Called with rows, it is the critic.
 

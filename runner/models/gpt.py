@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Count, Share, checked
+from runner.config.checks import Count, Share
 from runner.errors import RunnerError
 from runner.models.attention import SPREAD, Positions, Stack, linear
 
@@ -14,7 +14,6 @@ from runner.models.attention import SPREAD, Positions, Stack, linear
 MAX_LOGIT = 0.1
 
 
-@checked("model")
 class GPT(nn.Module):
     """A decoder like GPT-2: pre-norm, causal attention, GELU, and an output layer with the embedding's weights.
 

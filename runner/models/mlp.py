@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from runner.config.checks import Share, Widths, checked, one_of
+from runner.config.checks import Share, Widths, one_of
 from runner.models.linear import flat
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -21,7 +21,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 Activation = Annotated[str, one_of(ACTIVATIONS)]
 
 
-@checked("model")
 class MLP(nn.Module):
     """Linear layers with an activation and optional dropout between them. No hidden sizes: a linear map.
 

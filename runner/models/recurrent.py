@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Count, Share, checked, one_of
+from runner.config.checks import Count, Share, one_of
 from runner.models.shapes import SIGNALS, check_shape
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 POOLINGS = ("last", "mean", "each")
 
 
-@checked("model")
 class Recurrent(nn.Module):
     """A GRU or LSTM over a sequence, and a linear map of its state.
 

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 from torch import Tensor, nn
 
-from runner.config.checks import Check, Count, checked, one_of
+from runner.config.checks import Check, Count, one_of
 from runner.models.shapes import IMAGES, check_shape
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
@@ -29,7 +29,6 @@ EXPANSION = 4
 SMALL_SIDE = 96
 
 
-@checked("model")
 class ResNet(nn.Module):
     """Stages of residual blocks, each halving the image and doubling the channels, then the mean over positions.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from runner.config.checks import Count, Share, checked, one_of
+from runner.config.checks import Count, Share, one_of
 from runner.errors import RunnerError, at_once
 from runner.models.attention import SPREAD, Positions, Stack, linear
 from runner.models.shapes import SIGNALS, check_shape, nearest_divisors
@@ -17,7 +17,6 @@ from runner.models.shapes import SIGNALS, check_shape, nearest_divisors
 POOLINGS = ("mean", "cls")
 
 
-@checked("model")
 class Transformer(nn.Module):
     """Attention between all positions, then a linear map of their mean or of a class token (cls).
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.config.checks import Count, Share, checked
+from runner.config.checks import Count, Share
 from runner.errors import RunnerError
 from runner.models.attention import attend, check_heads
 from runner.models.shapes import IMAGES, check_shape, nearest_divisors
@@ -16,7 +16,6 @@ from runner.models.shapes import IMAGES, check_shape, nearest_divisors
 SPREAD = 0.02
 
 
-@checked("model")
 class ViT(nn.Module):
     """Patches as tokens with learned positions, pre-norm layers of attention and MLP, then the mean of the tokens.
 

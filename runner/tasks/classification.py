@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Share, checked, one_of
+from runner.config.checks import Share, one_of
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, described, wider
@@ -18,7 +18,6 @@ from runner.tasks.task import BuiltinTask
 KINDS = ("auto", "multiclass", "multilabel")
 
 
-@checked("task")
 class Classification(BuiltinTask):
     """Reports cross-entropy and accuracy.
 

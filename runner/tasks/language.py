@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Check, checked
+from runner.config.checks import Check
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import inputs_of, output_of
@@ -20,7 +20,6 @@ from runner.tasks.task import BuiltinTask
 NUM_TOKENS = Check(lambda value: type(value) is int and value >= 0, "a whole number, 0 or more", "200")
 
 
-@checked("task")
 class Language(BuiltinTask):
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 

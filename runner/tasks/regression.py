@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.config.checks import Positive, checked, one_of
+from runner.config.checks import Positive, one_of
 from runner.device.precision import at_least_float32
 from runner.errors import RunnerError
 from runner.tasks.checks import UNKNOWN, described, output_of
@@ -60,7 +60,6 @@ class _NumberTask(BuiltinTask):
         return (errors.square() if self.loss == "mse" else errors.abs()).mean()
 
 
-@checked("task")
 class Regression(_NumberTask):
     """Predicts one or several numbers for each example, (B, T), and reports the means over all of them.
 
@@ -118,7 +117,6 @@ class Regression(_NumberTask):
         return targets.reshape(len(targets), -1)
 
 
-@checked("task")
 class Autoencoding(_NumberTask):
     """The inputs are the targets, images as 0..1; outputs take their shape. A batch is (inputs, anything) or only the inputs.
 

@@ -7,7 +7,6 @@ import torch
 from refused import problems_of
 from torch.nn import functional as F
 
-from runner.config.checks import argument_problems
 from runner.inspection.host_reads import HostReads
 from runner.models.autoencoder import Autoencoder
 from runner.models.cnn import CNN
@@ -175,10 +174,10 @@ GPT_SETTINGS = [
 def test_settings_that_do_not_fit_are_refused(kind, messages):
     for shape, settings in REFUSED[kind]:
         outputs = () if kind is Autoencoder else (10,)
-        messages(argument_problems(kind, settings, "model") or problems_of(kind, shape, *outputs, **settings))
+        messages(problems_of(kind, shape, *outputs, **settings))
 
 
 def test_settings_of_a_gpt_are_refused(messages):
     for settings in GPT_SETTINGS:
-        messages(argument_problems(GPT, settings, "model") or problems_of(GPT, **{**SMALL_GPT, **settings}))
+        messages(problems_of(GPT, **{**SMALL_GPT, **settings}))
     messages(problems_of(GPT(**SMALL_GPT), torch.zeros(1, 13, dtype=torch.int64)))

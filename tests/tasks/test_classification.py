@@ -4,7 +4,6 @@ from refused import problems_of
 from torch import nn
 from torch.nn import functional as F
 
-from runner.config.checks import argument_problems
 from runner.tasks.classification import Classification
 from runner.tasks.task import is_predicting
 
@@ -117,7 +116,7 @@ def test_pixels_have_classes_too():
     ids=str,
 )
 def test_classification_with_unsuitable_settings_is_refused(settings, messages):
-    messages(argument_problems(Classification, settings, "task") or problems_of(Classification, **settings))
+    messages(problems_of(Classification, **settings))
 
 
 def test_the_pictures_that_are_asked_for():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runner.config.checks import WIDTHS, Check, Count, at_least, checked, one_of
+from runner.config.checks import WIDTHS, Check, Count, at_least, one_of
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Source, facts_of
 from runner.data.vision.augment import Augmentations, augmented
@@ -46,7 +46,6 @@ SHEAR = 0.75  # of the random slope, from -0.375 to 0.375 over a signal
 NUM_CLASSES = len(TEMPLATES)
 
 
-@checked("data")
 def mnist1d(
     num_rows: Annotated[int, at_least(10)] = 4000, num_test_rows: Annotated[int, at_least(10)] = 1000, *, seed: int = 0
 ) -> Source:
@@ -128,7 +127,6 @@ NOISE_SHARE = Check(
 )
 
 
-@checked("data")
 def playground(
     shape: Annotated[str, one_of(("circle", "xor", "gauss", "spiral", "rings"))] = "spiral",
     num_rows: Annotated[int, at_least(2)] = 1000,
@@ -223,7 +221,6 @@ ANSWER_NOISE = 0.1
 SIZES = Check(lambda shape: bool(shape) and WIDTHS.accepts(shape), "a list of sizes, 1 or more each", "[1,8,8]")
 
 
-@checked("data")
 def synthetic(
     num_rows: Count = 60_000,
     num_features: Count | None = None,

@@ -11,14 +11,13 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from runner.config.checks import checked, one_of
+from runner.config.checks import one_of
 from runner.data.source import Source, facts_of, from_arrays
 from runner.data.tables.encoder import Column, Columns, TableTarget, reader_node
 from runner.data.tables.table import fit
 from runner.data.vision.augment import Augmentations, augmented
 
 
-@checked("data")
 def digits(augment: Augmentations = None) -> Source:
     """Return images (1797, 1, 8, 8) in 0..1 and classes 0..9 (UCI optical recognition of handwritten digits)."""
     # (1797, 65): 64 pixels in 0..16, then the class
@@ -72,7 +71,6 @@ SETS = {
 }
 
 
-@checked("data")
 def scikit(which: Annotated[str, one_of(SETS)], dtype: str = "float32") -> Source:
     """Return breast_cancer (569 rows, 30 numbers, 2 classes), diabetes (442, 10, a regression), iris (150, 4, 3) or wine (178, 13, 3).
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.config.checks import Count, checked, one_of
+from runner.config.checks import Count, one_of
 from runner.data.conversion import BatchDataset, Called, to_floats, to_targets
 from runner.data.hub.load import IMAGE, TEXT, HubColumns, choose_columns, described, form_of, load_tables
 from runner.data.language.text import TextRows, entries_of
@@ -45,7 +45,6 @@ FINGERPRINT_ROWS, BLOCK = 64, 4096
 BETWEEN = "\n"
 
 
-@checked("data")
 def huggingface(
     path: str,
     subset: str | None = None,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.config.checks import Count, checked, no_such_file, one_of
+from runner.config.checks import Count, no_such_file, one_of
 from runner.config.packages import not_installed
 from runner.data.source import Source
 from runner.errors import RunnerError, first_line, nearest
@@ -280,7 +280,6 @@ def facts_of_tokens(vocab_size: int, context_length: int, *, bytes_per_token: fl
 READER = "runner.data.TextReader"
 
 
-@checked("data")
 def text(
     path: str | Sequence[str],
     *,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.config.checks import Count, checked, one_of
+from runner.config.checks import Count, one_of
 from runner.data.conversion import BatchDataset
 from runner.data.language.text import (
     CHARACTERS,
@@ -192,7 +192,6 @@ class ChunkWindows(nn.Module):
         return shifted(chunks.gather(1, starts[:, None] + self.steps))
 
 
-@checked("data")
 def tokens(
     path: str,
     *,

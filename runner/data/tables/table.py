@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.config.checks import Count, checked, one_of
+from runner.config.checks import Count, one_of
 from runner.data.conversion import BatchDataset
 from runner.data.source import Preprocessing, Source
 from runner.data.tables.cells import DateFormat, Decimal, Header, MissingValues, form_of
@@ -168,7 +168,6 @@ FIX = "use a file like the one that the run was trained on"
 log = logging.getLogger("runner")
 
 
-@checked("data")
 def table(
     path: str | Sequence[str],
     target: str | Sequence[str] | None = None,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.config.checks import checked
 from runner.data.conversion import batch_of
 from runner.data.source import Preprocessing, Source
 from runner.data.vision.augment import Augmentations, augmented
@@ -144,7 +143,6 @@ READER, NORMALISED = "runner.data.read_images", "runner.models.ImageInputs"
 BLOCK = 1024
 
 
-@checked("data")
 def images(
     path: str,
     *,
@@ -229,7 +227,6 @@ def _image_batches(rows: Any) -> Iterator[Tensor]:
         yield batch_of(rows, several(indices) if several else [rows[index] for index in indices])[0]
 
 
-@checked("reader")
 def read_images(
     path: str | Path | Sequence[str | Path], *, size: Size, mode: Mode, classes: Sequence[str] = ()
 ) -> Iterator[Tensor]:

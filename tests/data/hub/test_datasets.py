@@ -46,9 +46,7 @@ def write_images(folder, count=6, side=8):
 
 
 def refused(*args, **settings):
-    with pytest.raises(RunnerError) as caught:
-        huggingface(*args, **settings)
-    (problem,) = caught.value.problems
+    (problem,) = problems_of(huggingface, *args, **settings)
     return problem
 
 
