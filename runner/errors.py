@@ -247,7 +247,7 @@ def credentials(uri: str) -> set[str]:
 
 
 def _spellings(value: str) -> set[str]:
-    return {value, quote(value), quote(value, safe="")}
+    return {value, quote(value), quote(value, safe=""), value.replace(":", "\\:")}  # the last one: as Hydra quotes
 
 
 def _secrets() -> Iterator[tuple[str, str]]:

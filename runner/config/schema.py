@@ -46,6 +46,7 @@ TURN: Rule = {"type": "object", "properties": {"params": _one_or_more(TEXT), "ev
 TURNS: Rule = {"type": "object", "propertyNames": {"pattern": r"^[^\W\d]\w*$"}, "additionalProperties": TURN}
 GROUP: Rule = {"type": "object", "properties": {"match": TEXT}, "required": ["match"]}
 KEPT: Rule = {"type": "string", "pattern": "^(every_epoch|(last|best):[1-9][0-9]*)$"}
+ADDRESS: Rule = {"type": "string", "pattern": "^https?://.+"}
 LORA: Rule = {
     "type": ["object", "null"],
     "required": ["match"],
@@ -286,6 +287,13 @@ class TrackingKeys:
 
 
 @dataclass
+class NotifyKeys:
+    url: str | None = _value(
+        "an address that begins with http:// or https://", "http://127.0.0.1:8000", anyOf=[ADDRESS]
+    )
+
+
+@dataclass
 class CpuKeys:
     num_threads: int | None = _at_least(1)
     channels_last: bool | None = MISSING
@@ -410,6 +418,7 @@ class Config:
     backends: BackendsKeys = field(default_factory=BackendsKeys)
     facts: FactsKeys = field(default_factory=FactsKeys)
     sweep: SweepKeys = field(default_factory=SweepKeys)
+    notify: NotifyKeys = field(default_factory=NotifyKeys)
     plan: PlanKeys = field(default_factory=PlanKeys)
 
 

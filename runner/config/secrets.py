@@ -22,6 +22,7 @@ from runner.errors import SECRETS, Problem, credentials, without_credentials, wi
 ENVIRONMENT = "oc.env"
 OPEN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # that say where a run is tracked
 STORE = "tracking.uri"
+NOTIFY = "notify"  # with an address that is a secret as a whole
 #: where a stored text had a secret
 HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|'|$)")
 #: the beginnings of the URIs that MLflow has a store for
@@ -43,6 +44,7 @@ def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any
         without: Top-level keys to leave out.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    plain.pop(NOTIFY, None)
     hide = {"hydra": without_password}.get  # with the command line in it
     stored = {key: _mapped(node, hide(key, without_credentials)) for key, node in plain.items() if key not in without}
     uri = plain.get("tracking", {}).get("uri")
@@ -58,6 +60,7 @@ def for_display(cfg: DictConfig) -> dict[str, Any]:
     written = OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)
     with _unread_environment():
         shown: dict[str, Any] = _walk(cfg, written, real)
+    shown.pop(NOTIFY, None)
     return shown
 
 
@@ -78,22 +81,30 @@ def note_secrets(uri: str) -> None:
     is_file = match is not None and match["scheme"] and not (match["host"] or match["user"])
     names = set() if match is None or is_file else {*_SHOWN.findall((match["user"] or "") + match["rest"])}
     secret_words = {each for each in credentials(uri) if not re.fullmatch(r"[A-Z]?[a-z]*|[\d.]+", each)}
-    known = {*filter(None, os.environ.get(SECRETS, "").split(","))}
-    if every := known | names | {f"={quote(secret, safe='')}" for secret in secret_words}:
+    _note(names | {f"={quote(secret, safe='')}" for secret in secret_words})
+
+
+def _note(entries: set[str]) -> None:
+    if every := {*filter(None, os.environ.get(SECRETS, "").split(","))} | entries:
         os.environ[SECRETS] = ",".join(sorted(every))
 
 
 def note_secrets_of(cfg: DictConfig) -> None:
     """Hide the secrets of a configuration, as note_secrets() does."""
     note_secrets(shown_uri(cfg))
+    if url := _selected(cfg, f"{NOTIFY}.url"):
+        _note({f"={quote(str(url), safe='')}"})
 
 
 def note_secrets_in(overrides: Iterable[str]) -> None:
     """Hide the secrets that overrides set, before they are parsed, as note_secrets() does."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
+        value = re.sub(r"""^["'\\]+|["'\\]+$""", "", value)
         if key == STORE:
-            note_secrets(re.sub(r"""^["'\\]+|["'\\]+$""", "", value))
+            note_secrets(value)
+        elif key == f"{NOTIFY}.url" and value:
+            _note({f"={quote(value, safe='')}"})
 
 
 def shown_uri(cfg: DictConfig) -> str:

@@ -27,7 +27,7 @@ from runner.config import origin, run_files, validate
 from runner.config.allowed import homes, public_name
 from runner.config.instantiate import locate, nested, otherwise_named
 from runner.config.run_files import yaml_refusal
-from runner.config.secrets import ENVIRONMENT
+from runner.config.secrets import ENVIRONMENT, NOTIFY
 from runner.errors import Problem, RunnerError, refuse, without_password
 
 #: launchers, sweepers and callbacks that conf/ names; importing them takes time
@@ -188,6 +188,8 @@ def rerun_problems(file: Path, *, look: str = "") -> list[Problem]:
         for key in map(str, content)
         if key.partition("/")[0] == "hydra"
     }
+    if NOTIFY in content:
+        wrong[NOTIFY] = "a run's configuration has no address for notices"
     if content.get("defaults") != DEFAULTS:
         wrong["defaults"] = f"the defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):

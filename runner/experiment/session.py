@@ -29,6 +29,7 @@ from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, describe_parts, device_row, last_rows
 from runner.experiment.context import Checked, RunContext
 from runner.experiment.figures import illustrate
+from runner.experiment.notify import notify
 from runner.experiment.provenance import versions
 from runner.experiment.reporter import Reporter, example_rows
 from runner.experiment.summary import Summary
@@ -68,7 +69,7 @@ class Session:
     def __init__(self, cfg: DictConfig, folder: Path, *, machine: Checked, context: RunContext) -> None:
         self.folder, self.settings = folder, Settings.of(cfg)
         self.screen = context.screen or Screen()
-        self._machine, self._context = machine, context
+        self._machine, self._context, self._notify_url = machine, context, cfg.notify.url
         saved = OmegaConf.create(for_disk(cfg, without=("sweep", "plan")))  # before the data fills in the facts
         self._rerun = f"defaults: [schema, base, _self_]\n{OmegaConf.to_yaml(saved)}"
         self._publisher: Publisher | None = None
@@ -193,6 +194,18 @@ class Session:
         else:
             rows = last_rows(self.settings, summary, self.folder, publishes=self._publishes)
             self.screen.result(summary, folder=self.folder, rows=rows)
+        if self._context.member is None:
+            self._notify(summary)
+
+    def _notify(self, summary: Summary) -> None:
+        best, name = summary.best, self.settings.name or short(self.folder)
+        values = [] if best["value"] is None else [f"{best['metric']} {best['value']:.4g} (step {best['step']})"]
+        text = ", ".join([f"{name}: {summary.status} after {summary.seconds['total']:.0f} s", *values])
+        facts = {
+            key: getattr(summary, key) for key in ("status", "ending", "error", "run_id", "device", "metrics", "best")
+        }
+        text += f": {summary.error}" if summary.error else ""
+        notify(self._notify_url, text, facts | {"directory": str(self.folder)}, say=self.say)
 
     def _write_summary(self) -> Summary:
         with self._failing():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from runner.config.identity import key_of
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
 from runner.errors import Problem, RunnerError, is_full_disk, refuse
+from runner.experiment.notify import notify
 from runner.experiment.summary import Summary
 from runner.experiment.terminal import row, short
 from runner.sweep import terminal
@@ -46,6 +48,7 @@ from runner.sweep.launchers.local import Capacity
 from runner.sweep.launchers.process_pool import ProcessPool, call
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.report import build, tables
+from runner.sweep.report.report import Report, words_of
 from runner.sweep.scheduler import JobSource, Launcher, Scheduler
 from runner.sweep.terminal import Table
 from runner.tracking import recipes
@@ -154,8 +157,9 @@ def run_sweep(plan: Plan, hydra_context: Any, config: DictConfig) -> Sweep:
                     with _reporting_full_disk(sweep):
                         scheduler.run(stop, **limits)
                         _end(sweep, parent, stop, table)
-    build.write(sweep.folder)  # again: it names the jobs' runs in MLflow
+    report = build.write(sweep.folder)  # again: it names the jobs' runs in MLflow
     terminal.what_next(table, sweep, config)
+    _notify(config.notify.url, sweep, report, table)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
     return sweep
@@ -341,3 +345,11 @@ def _end(sweep: Sweep, parent: Parent, stop: Stop, table: Table) -> None:
     status = "KILLED" if is_cut_off else "FAILED" if failed else "FINISHED"
     parent.end(status, report, stop=stop, say=table.say)
     parent.note_runs()
+
+
+def _notify(url: str | None, sweep: Sweep, report: Report, table: Table) -> None:
+    states = Counter(job.state for job in sweep.jobs.values())
+    counts = ", ".join(f"{num} {state}" for state, num in states.items())
+    verdicts = [f"{each.a} against {each.b}: {words_of(each)}" for each in report.comparisons]
+    facts = {"status": "ended", "jobs": states, "comparisons": verdicts, "directory": str(sweep.folder)}
+    notify(url, "; ".join([f"{short(sweep.folder)}: {counts}", *verdicts]), facts, say=table.say)
