@@ -288,9 +288,7 @@ class TrackingKeys:
 
 @dataclass
 class NotifyKeys:
-    url: str | None = _value(
-        "an address that begins with http:// or https://", "http://127.0.0.1:8000", anyOf=[ADDRESS]
-    )
+    url: Any = _value("an address that begins with http:// or https://", "http://127.0.0.1:8000", anyOf=[ADDRESS])
 
 
 @dataclass
