@@ -17,7 +17,7 @@ from runner.cli.arguments import parse
 from runner.cli.table import COMMANDS, ONE_RUN
 from runner.cli.train import check, folder_of, refuse_check, started
 from runner.config import override_errors
-from runner.config.compose import composer, name_data
+from runner.config.compose import composer
 from runner.config.importing import loading, logging_to, make_own_code_importable, restored
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.trust import RERUN
@@ -81,7 +81,6 @@ def _run(flags: list[str], overrides: list[str], folder: Path | None) -> RunResu
     folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result may be read after a chdir
     HydraConfig.instance().set_config(cfg)
     if is_later_rank():  # the first of several processes holds the directory
-        name_data(cfg)
         del cfg.hydra
         return RunResult(vars(run_experiment(cfg, folder)), folder)
     try:

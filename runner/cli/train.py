@@ -20,15 +20,7 @@ from runner.cli.table import MULTIRUN
 from runner.command import Arguments
 from runner.config import compose as composing
 from runner.config import override_errors, validate
-from runner.config.compose import (
-    COMPOSITION,
-    CheckedLoader,
-    asks_for_a_sweep,
-    composed_with,
-    composer,
-    hydra_with,
-    name_data,
-)
+from runner.config.compose import COMPOSITION, CheckedLoader, asks_for_a_sweep, composed_with, composer, hydra_with
 from runner.config.importing import loading
 from runner.config.trust import RERUN
 from runner.distributed.environment import rank_here
@@ -99,7 +91,6 @@ def _run(cfg: DictConfig, loader: CheckedLoader, context: RunContext, run_one: R
         with loading():
             from runner.experiment.run import run as run_experiment  # torch: not on the way to --cfg
 
-        name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         more: dict[str, Any] = {}
         with nullcontext() if cfg.train.check else answer.logged(folder):  # a check's directory is removed
@@ -245,7 +236,6 @@ def started(cfg: DictConfig, folder: Path | None = None, *, publishes: bool) -> 
         checked = check(cfg)
         folder = folder or folder_of(cfg, "hydra.run.dir")
         check_writable(folder, key="hydra.run.dir")
-        name_data(cfg, cfg.hydra)
         if cfg.train.check:
             directories.refuse_used(folder, cfg)
             folder = stack.enter_context(directories.temporary_folder(folder))

@@ -116,6 +116,7 @@ class CheckedLoader(ConfigLoaderImpl):
         if not self._examines:
             cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
             validate.give_types(cfg)
+            nodes.name_data(cfg, self.file_of)
             return cfg
         rerun = self.file_of(trust.RERUN) if (config_name or "").removesuffix(".yaml") == trust.RERUN else None
         refuse(trust.rerun_problems(rerun) if rerun is not None else ())
@@ -291,15 +292,8 @@ def known_keys() -> list[str]:
     return [key for key in validate.all_keys(composer([])([])) if not key.startswith("hydra")]
 
 
-def name_data(cfg: DictConfig, hydra: DictConfig | None = None) -> None:
-    """Name data without a name after its file in conf/data/. hydra: Hydra's settings (None: those of the running job)."""
-    if cfg.data.name is None:
-        cfg.data.name = (hydra or HydraConfig.get()).runtime.choices.get("data")
-
-
 def composed_with(compose: Compose, overrides: Sequence[str]) -> DictConfig:
     cfg = compose(list(overrides))
     HydraConfig.instance().set_config(cfg)
-    name_data(cfg)
     del cfg.hydra
     return cfg

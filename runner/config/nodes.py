@@ -92,13 +92,13 @@ def _use_exported_names(node: Any) -> None:
 
 
 def name_data(cfg: DictConfig, file_of: FileOf) -> None:
-    """Name data after its target where that is not the target of the chosen file: unrelated data would share its name."""
+    """Name data without a name after its option, or after a target that is not that of the option's file."""
     target, option = validate.value(cfg, "data._target_"), cfg.hydra.runtime.choices.get("data")
-    file = file_of(f"data/{option}") if option else None
-    if file is None or not isinstance(target, str) or validate.value(cfg, "data.name") is not None:
+    if not OmegaConf.is_dict(validate.value(cfg, "data")) or cfg.data.get("name", ...) is not None or not option:
         return
-    if _content(file).get("_target_", target) != target:
-        cfg.data.name = target.rpartition(".")[2]
+    file = file_of(f"data/{option}")
+    is_own = file is not None and isinstance(target, str) and _content(file).get("_target_", target) != target
+    cfg.data.name = target.rpartition(".")[2] if is_own else option
 
 
 def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def suggestions(key: str, values: list[str], cfg: DictConfig) -> list[str]:
 
 
 def _with_file(cfg: DictConfig, option: str) -> DictConfig:
-    """Return the configuration, or that of the option's file alone."""
+    """Return the configuration, or only that of the option's file."""
     group, _, name = option.partition("=")
     return OmegaConf.create({group: OmegaConf.load(option_files(group)[name])}) if option else cfg
 

@@ -69,6 +69,5 @@ def test_conf_values_are_read_as_by_hydra(composed):
         group = file.parent.name
         if group not in ("hydra", "experiment"):
             cfg = compose.composer([])([f"{group}={file.stem}"])
-            compose.name_data(cfg, cfg.hydra)
             expected = {} if file.stem == defaults._choices()[group] else {group: file.stem}
             assert defaults.changed(chosen(cfg)) == expected, file

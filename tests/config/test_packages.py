@@ -42,7 +42,7 @@ def test_install_outside_checkout_quotes_packages(installed):
 
 
 def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
-    (own_folder / "pyproject.toml").write_text('[project]\nname = "somebody-elses"\n')
+    (own_folder / "pyproject.toml").write_text('[project]\nname = "another-project"\n')
     monkeypatch.setattr(packages, "PYPROJECT", own_folder / "pyproject.toml")
     monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
     assert install("search") == "the packages of the extra search in pyproject.toml"

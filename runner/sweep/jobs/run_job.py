@@ -48,9 +48,6 @@ def begun(cfg: DictConfig) -> tuple[DictConfig, Path]:
     """Stands for task() in Hydra's run of a member: keeps its configuration and directory."""
     from hydra.core.hydra_config import HydraConfig
 
-    from runner.config.compose import name_data
-
-    name_data(cfg)
     return cfg, Path(HydraConfig.get().runtime.output_dir)
 
 
@@ -75,12 +72,10 @@ def task(cfg: DictConfig, *, context: RunContext) -> Summary:
     """Run a job on any launcher. Returns its summary, which is also in its directory; never raises."""
     from hydra.core.hydra_config import HydraConfig
 
-    from runner.config.compose import name_data
     from runner.experiment import run
     from runner.experiment.summary import Summary
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    name_data(cfg)
     try:
         return run.run(cfg, folder, context=context)
     except CODE_ERRORS as error:
