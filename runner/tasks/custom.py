@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.errors import RunnerError
-from runner.tasks.checks import trains_nothing
 
 FORM = '`def loss(model, batch): return {"loss": ..., "another metric": ...}`'
 
@@ -25,11 +24,10 @@ class Own(nn.Module):
     """
 
     def __init__(self, function: Any) -> None:
-        """Raises: RunnerError for what can't be called, and for a module with parameters to learn."""
+        """Raises: RunnerError for what can't be called."""
         super().__init__()
         self.function: Callable[[nn.Module, Any], Any] = _callable(function)
         self.needs_grad = bool(getattr(getattr(function, "func", function), "needs_grad", False))
-        trains_nothing(self)
 
     def __call__(self, model: nn.Module, batch: Any, /, **turn: Any) -> dict[str, Tensor]:
         return _checked(self.function(model, batch, **turn), self.function)

@@ -40,7 +40,7 @@ def test_the_loss_comes_first_and_alone_it_is_enough():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Own(Weighed()),
+        lambda: trains_nothing(Own(Weighed())),
         lambda: trains_nothing(Weighed()),
         lambda: Own("my_tasks.loss"),
         lambda: Own(partial(Weighed)),
