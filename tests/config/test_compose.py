@@ -229,3 +229,17 @@ def test_file_whose_aliases_explode_is_refused(own_folder, capfd):
         assert cli.main([f"model={option}"]) == 2
         assert f"conf/model/{option}.yaml\n" in (told := capfd.readouterr().err) and "aliases" in told
     assert cli.main(["model=fine", "--cfg", "job"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "digits"),
+        (["data=iris"], "iris"),
+        (["data.name=mine"], "mine"),
+        (["data._target_=my_parts.points"], "points"),  # unrelated data would have the file's name
+    ],
+)
+def test_data_has_name_of_option_or_own_target(words, name, own_folder):
+    (own_folder / "my_parts.py").write_text("def points():\n    return [1.0], [1.0]\n")
+    assert composed(words).data.name == name
