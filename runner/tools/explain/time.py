@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from runner.config import override_errors
-from runner.config.compose import composed_with, composer
 from runner.config.importing import loading
 from runner.errors import RunnerError
 from runner.experiment.context import RunContext
@@ -81,14 +79,12 @@ def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
     Raises: RunnerError for a run that is not here, or can't be run here.
     """
     with loading():
-        from runner.experiment.check import check_here
+        from runner.experiment.check import composed
         from runner.experiment.console import Screen
         from runner.experiment.run import run
         from runner.training.profile import FOLDER, TABLE, TRACE
     folder = find.find(wanted, verb="explain").absolute()
-    compose, words = composer(["-cd", str(folder), "-cn", "rerun"]), [*SHORT_RUN, *overrides]
-    with override_errors.explained(words, compose=compose, check=check_here):
-        cfg = composed_with(compose, words)
+    cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], [*SHORT_RUN, *overrides])
     with temporary_folder(folder) as place:
         done = run(cfg, place, context=RunContext(screen=Screen(Console(quiet=True))))
         if done.status != "finished":
