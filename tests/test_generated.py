@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from snapshots import TESTS, read
 
 from runner.cli import table
 from runner.config import json_schema
@@ -84,3 +85,11 @@ def test_schema_describes_conf(own_folder, request):
     json_schema.write(file)
     written, committed = (json.loads(each.read_text()) for each in (file, CONF / json_schema.FILE))
     assert written == committed, AGAIN
+
+
+def test_snapshot_entries_belong_to_tests():
+    for path in TESTS.glob("*/messages.txt"):
+        for name in read(path):
+            file, _, test = name.partition("::")
+            function = re.match(r"\w+", test)[0]
+            assert f"def {function}(" in (path.parent / file).read_text(), f"{path}: remove {name}"

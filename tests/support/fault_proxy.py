@@ -39,11 +39,6 @@ class Request:
 Choose = Callable[[Request], str]
 
 
-def passing(request: Request) -> str:
-    """Pass every request on."""
-    return "pass"
-
-
 def at_random(seed: int, *faults: str, share: float) -> Choose:
     """Return one of these faults for this share of the requests, the same for the same seed and order of requests."""
     draw, turn = random.Random(seed), threading.Lock()
@@ -102,7 +97,9 @@ class Server:
 class Proxy:
     """Forwards one request per connection to the server's port. `met` counts the faults; `choose` may be changed at any time."""
 
-    def __init__(self, port: int, choose: Choose = passing, *, delay_seconds: float = DELAY_SECONDS) -> None:
+    def __init__(
+        self, port: int, choose: Choose = lambda request: "pass", *, delay_seconds: float = DELAY_SECONDS
+    ) -> None:
         self.choose = choose
         self.met: Counter[str] = Counter()
         self._to, self._delay_seconds = port, delay_seconds
@@ -181,8 +178,7 @@ def _read(near: socket.socket) -> Request | None:
     """Return the whole request, changed to be the only one on the connection; None if there is no request."""
     data = b""
     while b"\r\n\r\n" not in data:
-        chunk = near.recv(1 << 16)
-        if not chunk:
+        if not (chunk := near.recv(1 << 16)):
             return None
         data += chunk
     head, _, body = data.partition(b"\r\n\r\n")
@@ -190,26 +186,25 @@ def _read(near: socket.socket) -> Request | None:
     given = {name.strip().lower(): value.strip() for name, _, value in (field.partition(b":") for field in fields)}
     length, chunked = int(given.get(b"content-length", b"0")), b"transfer-encoding" in given
     while len(body) < length or (chunked and not body.endswith(b"0\r\n\r\n")):
-        chunk = near.recv(1 << 16)
-        if not chunk:
+        if not (chunk := near.recv(1 << 16)):
             return None
         body += chunk
     kept = [field for field in fields if not field.lower().startswith((b"connection:", b"keep-alive:"))]
     return Request(line.decode(), b"\r\n".join([line, *kept, b"Connection: close", b"", b""]), body)
 
 
-def _answer(status: str, **fields: str) -> bytes:
-    body = json.dumps(fields).encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + body
+def _answer(status: str, kind: str, body: str) -> bytes:
+    fields = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return f"HTTP/1.1 {status}\r\n{fields}{body}".encode()
 
 
-_NOT_FOUND = b"<!doctype html>\n<html lang=en>\n<title>404 Not Found</title>\n<h1>Not Found</h1>\n"
+def _json(**fields: str) -> tuple[str, str]:
+    return "application/json", json.dumps(fields)
+
+
 _ANSWERS = {
-    "unknown": b"HTTP/1.1 404 NOT FOUND\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-    % len(_NOT_FOUND)
-    + _NOT_FOUND,
-    "500": _answer("500 Internal Server Error", error_code="INTERNAL_ERROR", message="something broke"),
-    "503": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy",
-    "forbid": _answer("403 Forbidden", error_code="PERMISSION_DENIED", message="Permission denied"),
+    "unknown": _answer("404 NOT FOUND", "text/html; charset=utf-8", "<!doctype html>\n<title>404 Not Found</title>\n"),
+    "500": _answer("500 Internal Server Error", *_json(error_code="INTERNAL_ERROR", message="something broke")),
+    "503": _answer("503 Service Unavailable", "text/plain", "busy"),
+    "forbid": _answer("403 Forbidden", *_json(error_code="PERMISSION_DENIED", message="Permission denied")),
 }

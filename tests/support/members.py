@@ -104,10 +104,8 @@ def _widen(parts):
 
 
 def members_of(runs, generators):
-    return [
-        Member(run.parts, run.settings, run.folder, run.listener, lane_of(run.settings), states)
-        for run, states in zip(runs, generators, strict=True)
-    ]
+    pairs = zip(runs, generators, strict=True)
+    return [Member(run.parts, run.settings, run.folder, run.listener, lane_of(run.settings), own) for run, own in pairs]
 
 
 def trained_alone(folder, words, each, *, stop=None, in_float64=False):
@@ -118,15 +116,13 @@ def trained_alone(folder, words, each, *, stop=None, in_float64=False):
     return runs
 
 
-def trained_together(
-    folder, words, each, num_together=None, *, stop=None, change=None, in_float64=False, compiled=None
-):
-    """Train the runs together. change: A function for each member before the training."""
+def trained_together(folder, words, each, num_together=None, *, change=None, in_float64=False, **settings):
+    """Train the runs together. change: A function for each member before the training; settings: Of fit_together()."""
     runs, generators = built(folder, words, each, in_float64=in_float64)
     members = members_of(runs, generators)
     for member in members if change else ():
         change(member)
-    results = fit_together(members, num_together or len(members), stop=stop or Stop(), say=print, compiled=compiled)
+    results = fit_together(members, num_together or len(members), say=print, **{"stop": Stop(), **settings})
     for run, result in zip(runs, results, strict=True):
         run.result = result
     return runs

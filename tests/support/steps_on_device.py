@@ -52,66 +52,35 @@ SETTINGS = {
 }
 
 
-def check(ours, expected, device, name):
-    """Compare the trainings; with a schedule on a GPU, compare only the losses, approximately.
-
-    Its rates are rounded there, and one changed prediction is a quarter of an accuracy over four rows.
-    """
-    if device.type == "cpu" or name != "a schedule":
-        assert repr(ours) == repr(expected)  # if fp16 skips a step, its norm is NaN
-    else:
-        losses, wanted = (torch.tensor([row[1] for row in found["rows"]]) for found in (ours, expected))
-        torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-4)
-
-
-def trained(
-    device,
-    *,
-    repeater=None,
-    optimizer=ADAM,
-    schedule=None,
-    rate_every=1,
-    accumulate=1,
-    clip=None,
-    ema=None,
-    augmented=False,
-    every=1,
-    limits=None,
-    task=None,
-    goes_on=False,
-    kind=None,
-):
-    """Return every window's rows and notes, the weights, and the steps at which a checkpoint was taken."""
+def trained(device, *, repeater=None, kind=None, task=None, goes_on=False, **settings):
+    """Return every window's rows and notes, the weights, and the steps at which a checkpoint was taken. settings: See SETTINGS."""
     task = task or Classification()
     torch.manual_seed(0)
     model = Net().to(device)
-    average = AveragedWeights(model, decay=ema) if ema else None
-    opt = optimizer(model.parameters())
+    average = AveragedWeights(model, decay=settings["ema"]) if "ema" in settings else None
+    opt = settings.get("optimizer", ADAM)(model.parameters())
     draw = torch.Generator().manual_seed(0)
     rows = torch.rand(150, 1, 4, 4, generator=draw), torch.randint(3, (150,), generator=draw)
     data = Resident(rows, batch_size=4, device=device, seed=0, shuffle=True)
-    if augmented:
+    if settings.get("augmented"):
         data.transform = BatchTransform(Shift().to(device), device=device, seed=0, is_training=True)
+    accumulate, every = settings.get("accumulate", 1), settings.get("every", 1)
     windows, kept = [], []
     background = Background()
     buffer = MetricBuffer(device, windows.append, background=background, pull_every=20, every=every)
     if goes_on:
         buffer.load_state({"names": ["train/loss", "train/accuracy"], "rows": torch.zeros(0, 2), "notes": {}})
     progress = Progress(best=Best("val/loss", "min"))
-    bounds = Limits(**{"num_epochs": 3, "num_steps": 10_000, **(limits or {})})
-    chosen = {
-        "optimizer": opt,
-        "precision": make_precision("fp32", device=device),
-        "clip_grad_norm": clip,
-        "average": average,
-    }
+    bounds = Limits(**{"num_epochs": 3, "num_steps": 10_000, **settings.get("limits", {})})
+    chosen = {"optimizer": opt, "precision": make_precision("fp32", device=device), "average": average}
 
     def make(**more):
-        return make_step(model, task, **chosen, options=StepOptions(**more))
+        return make_step(model, task, **chosen, clip_grad_norm=settings.get("clip"), options=StepOptions(**more))
 
-    rates = Rates(
-        opt, Schedule(schedule(opt) if schedule else None, every=rate_every), buffer=buffer, progress=progress
+    schedule = Schedule(
+        settings["schedule"](opt) if "schedule" in settings else None, every=settings.get("rate_every", 1)
     )
+    rates = Rates(opt, schedule, buffer=buffer, progress=progress)
     epochs = EagerSteps(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if repeater is not None:
         epochs = OnDevice(make, make(), epochs, repeater=repeater, limits=bounds, kind=kind)
@@ -119,20 +88,16 @@ def trained(
     def keep(_):
         kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))
 
+    stop = OwnStopCondition(Stop(), bounds)
+    per_epoch = -(-data.num_batches // accumulate)
     try:
-        per_epoch = -(-data.num_batches // accumulate)
-        train(
-            epochs, Loop(progress, bounds, per_epoch, evaluate=dict, save=keep, stop=OwnStopCondition(Stop(), bounds))
-        )
+        train(epochs, Loop(progress, bounds, per_epoch, evaluate=dict, save=keep, stop=stop))
         buffer.pull()
         background.wait()
     finally:
         background.close()
-    found = [
-        (step, *row)
-        for window in windows
-        for step, row in zip(window.steps.tolist(), window.values.tolist(), strict=True)
-    ]
+    pairs = [zip(window.steps.tolist(), window.values.tolist(), strict=True) for window in windows]
+    found = [(step, *row) for window in pairs for step, row in window]
     notes = [point for window in windows for point in window.notes.get("train/lr", [])]
     weights = {name: value.tolist() for name, value in (average.model if average else model).state_dict().items()}
     return {"rows": found, "notes": notes, "weights": weights, "kept": kept, "steps": progress.step}

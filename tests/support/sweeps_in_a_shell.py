@@ -50,15 +50,9 @@ def person(folder: Path) -> Path:
 def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """Start `python -m runner -m WORDS` in the folder, in a separate session, like a shell."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return STARTED(
-        [sys.executable, "-m", "runner", "-m", "hydra.sweep.dir=swept", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "runner", "-m", "hydra.sweep.dir=swept", *words]
+    place = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": path, **environment}, "start_new_session": True}
+    return STARTED(command, **place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -92,9 +86,8 @@ def states(folder: Path) -> dict[str, tuple[str, str | None, str | None]]:
     """Return the last state, device and error in the ledger, by the job's name."""
     lines = [json.loads(line) for line in (folder / "swept/ledger.jsonl").read_text().splitlines()]
     names = {line["job"]: line["name"] for line in lines if line["kind"] == "job"}
-    return {
-        names[line["job"]]: (line["state"], line["device"], line["error"]) for line in lines if line["kind"] == "state"
-    }
+    states = [line for line in lines if line["kind"] == "state"]
+    return {names[line["job"]]: (line["state"], line["device"], line["error"]) for line in states}
 
 
 def jobs_in(folder: Path) -> list[psutil.Process]:

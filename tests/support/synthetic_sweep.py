@@ -25,13 +25,8 @@ class Folder:
     def job(self, overrides, state="finished", *, name=None, error=None, summary=None, device=None, trial=None):
         """Add a job without a journal. summary: The relevant keys of summary.json, or None if the job did not write it."""
         number, self.number = self.number, self.number + 1
-        job = Job(
-            number,
-            tuple(overrides),
-            name or " ".join(overrides).replace("\\", ""),
-            folder_name=str(number),
-            trial=trial,
-        )
+        name = name or " ".join(overrides).replace("\\", "")
+        job = Job(number, tuple(overrides), name, folder_name=str(number), trial=trial)
         self.ledger.plan(job)
         if state != "planned":
             job.state, job.device, job.error = state, device, error
@@ -47,19 +42,10 @@ class Folder:
 
 
 def _whole(summary, state, device):
-    return {
-        "status": state,
-        "error": None,
-        "run_id": None,
-        "device": device,
-        "num_epochs": 0,
-        "num_steps": 0,
-        "metrics": {},
-        "best": {"metric": "val/accuracy", "mode": "max", "value": None, "step": 0},
-        "seconds": {"start": 0.1, "setup": 0.4, "train": 0.0, "evaluate": 0.0},
-        "steps_per_second": 0.0,
-        "samples_per_second": 0.0,
-    } | summary
+    whole = {"status": state, "error": None, "run_id": None, "device": device, "num_epochs": 0, "num_steps": 0}
+    whole |= {"metrics": {}, "best": {"metric": "val/accuracy", "mode": "max", "value": None, "step": 0}}
+    whole |= {"seconds": {"start": 0.1, "setup": 0.4, "train": 0.0, "evaluate": 0.0}}
+    return whole | {"steps_per_second": 0.0, "samples_per_second": 0.0} | summary
 
 
 def train(
@@ -125,31 +111,18 @@ def grid(folder):
     why = "mps: this machine has no Apple GPU; here: cpu, cuda:0"
     sweep.job(("device=mps", "model=mlp", "seed=1"), "skipped", error=why)
     sweep.job(("device=mps", "model=cnn", "seed=1"), "skipped", error=why)
-    sweep.job(
-        ("device=cuda\\:0", "model=huge", "seed=1"),
-        "failed",
-        device="cuda:0",
-        error="OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has a total capacity of 139.80 GiB",
-        summary={},
-    )
-    sweep.job(
-        ("device=cpu", "model=odd", "seed=1"),
-        "killed",
-        device="cpu",
-        error="the process died of signal 11 (segmentation fault)",
-    )
+    why = "OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has a total capacity of 139.80 GiB"
+    sweep.job(("device=cuda\\:0", "model=huge", "seed=1"), "failed", device="cuda:0", error=why, summary={})
+    why = "the process died of signal 11 (segmentation fault)"
+    sweep.job(("device=cpu", "model=odd", "seed=1"), "killed", device="cpu", error=why)
     return sweep.close()
 
 
 def search(folder, num_trials=40, *, objectives=({"metric": "val/accuracy", "direction": "maximize"},)):
     """Write a search over four keys: the better the rate and the width, the higher the accuracy; every fourth trial is pruned."""
     random = np.random.default_rng(7)
-    words = (
-        "optimizer.lr=interval(1e-5,1e-1)",
-        "model.width=range(16,512)",
-        "optimizer=adam,sgd",
-        "train.batch_size=32,64,128",
-    )
+    words = ("optimizer.lr=interval(1e-5,1e-1)", "model.width=range(16,512)", "optimizer=adam,sgd")
+    words += ("train.batch_size=32,64,128",)
     sweep = Folder(folder, (*words, f"sweep.num_trials={num_trials}"), objectives)
     for number in range(num_trials):
         rate = 10 ** random.uniform(-5, -1) if number < 12 else 10 ** random.normal(-2.4, 0.5)
@@ -165,22 +138,8 @@ def search(folder, num_trials=40, *, objectives=({"metric": "val/accuracy", "dir
         overrides = tuple(f"{key}={value}" for key, value in trial.items())
         name = f"lr={rate:.3g} width={width} optimizer={trial['optimizer']} batch_size={trial['train.batch_size']}"
         pruned = number % 4 == 3 and distance > 0.3
-        train(
-            sweep,
-            overrides,
-            seed=number,
-            rate=0.02 / (1 + 2 * distance),
-            floor=floor,
-            stop_after=2 if pruned else None,
-            name=name,
-            trial=trial,
-        )
-    sweep.job(
-        ("optimizer.lr=0.9",),
-        "failed",
-        name="lr=0.9",
-        error="NotFiniteError: train/loss is nan at step 12",
-        device="cpu",
-        summary={},
-    )
+        how = {"rate": 0.02 / (1 + 2 * distance), "floor": floor, "stop_after": 2 if pruned else None}
+        train(sweep, overrides, seed=number, name=name, trial=trial, **how)
+    why = "NotFiniteError: train/loss is nan at step 12"
+    sweep.job(("optimizer.lr=0.9",), "failed", name="lr=0.9", error=why, device="cpu", summary={})
     return sweep.close()

@@ -157,24 +157,17 @@ def home(tmp_path_factory):
     write_table(folder / "train.csv", 200)
     (folder / "conf" / "data").mkdir(parents=True)
     (folder / "conf" / "data" / "mine.yaml").write_text("_target_: my_rows.table\npath: train.csv\n")
-    own = ["data=mine"]
+    runs = {
+        "digits": f"data.limit=300 {NO_PICTURES}",
+        "table": f"data=mine {NO_PICTURES} train.num_epochs=15 optimizer.lr=0.03",
+        "sizes": f"data=mine {NO_PICTURES} +data.target=size +data.several=7 task=regression optimizer.lr=0.01",
+        "raw": "data.limit=300 task=own task.function._target_=my_rows.difference",
+    }
     with inside(folder):
-        for name, words in {
-            "digits": ["data.limit=300", NO_PICTURES],
-            "table": [*own, NO_PICTURES, "train.num_epochs=15", "optimizer.lr=0.03"],
-            "sizes": [
-                *own,
-                NO_PICTURES,
-                "+data.target=size",
-                "+data.several=7",
-                "task=regression",
-                "optimizer.lr=0.01",
-            ],
-            "raw": ["data.limit=300", "task=own", "task.function._target_=my_rows.difference"],
-        }.items():
+        for name, words in runs.items():
             path = f"hydra.run.dir=outputs/{name}/run"
             with contextlib.redirect_stdout(io.StringIO()):
-                assert cli.main([*SMALL, QUIET, path, *words]) == 0, name
+                assert cli.main([*SMALL, QUIET, path, *words.split()]) == 0, name
     yield folder
     for name in ("my_rows", "my_nets"):
         sys.modules.pop(name, None)

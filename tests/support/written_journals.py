@@ -3,6 +3,7 @@
 import gc
 import threading
 import uuid
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,15 +46,8 @@ def server(tmp_path_factory, empty_store, warm):
 
 def start(journal, **fields):
     """Append a start event like the runner's; the given fields replace its defaults."""
-    given = {
-        "uid": uuid.uuid4().hex,
-        "experiment": "digits",
-        "run_name": "mlp digits cpu",
-        "start_ms": 1_700_000_000_000,
-        "params": {"optimizer.lr": "0.1"},
-        "tags": {"device": "cpu"},
-        "system_metrics": False,
-    }
+    given = {"uid": uuid.uuid4().hex, "experiment": "digits", "run_name": "mlp digits cpu", "system_metrics": False}
+    given |= {"start_ms": 1_700_000_000_000, "params": {"optimizer.lr": "0.1"}, "tags": {"device": "cpu"}}
     journal.event("start", **{**given, **fields})
 
 
@@ -76,8 +70,4 @@ def history(client, run_id, name):
 @pytest.fixture
 def write():
     """The functions that fill a journal, and the one that reads a store."""
-
-    class Write:
-        start, rows, end, history = map(staticmethod, (start, rows, end, history))
-
-    return Write
+    return SimpleNamespace(start=start, rows=rows, end=end, history=history)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fault_proxy import FAULTS, Proxy, at_random, passing
+from fault_proxy import FAULTS, Proxy, always, at_random
 from waiting import LONGEST, wait_for
 
 from runner import cli
@@ -121,7 +121,7 @@ def test_faults_send_everything_once(own_folder, proxy, server):
     assert all(proxy.met[fault] for fault in FAULTS), proxy.met
     run = check_page(server.uri)
     check_model(open_store(server.uri), run)
-    proxy.choose = passing
+    proxy.choose = always("pass")
     before = dataclasses.replace(read_ack(FOLDER), warnings=())
     assert sync(proxy.uri) == 0
     assert read_ack(FOLDER) == before and check_page(server.uri).to_dictionary() == run.to_dictionary()

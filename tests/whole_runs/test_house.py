@@ -1,6 +1,8 @@
 """The layout rules of ARCHITECTURE.md: where modules are, what they import, and how many parameters functions have."""
 
 import ast
+import importlib.util
+import os
 from functools import cache
 
 import pytest
@@ -24,6 +26,9 @@ LOOSE = {
 PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]
 HEAVY = {"torch", "mlflow", "optuna", "ray"}
 MAX_PARAMETERS = 7
+#: packages without which tests are skipped
+EXTRAS = """cmaes datasets hydra_plugins.hydra_submitit_launcher hypothesis onnx onnxruntime onnxscript optuna ray safetensors
+submitit tokenizers torchmetrics transformers"""
 
 
 def modules():
@@ -171,3 +176,8 @@ def test_each_of_the_longest_files_is_there():
     names = ast.literal_eval(value).split()
     assert len(names) == len(set(names))
     assert not [name for name in names if not (TESTS / f"{name}.py").is_file()]
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="a user may leave some out")
+def test_ci_has_all_extras():
+    assert not [name for name in EXTRAS.split() if importlib.util.find_spec(name) is None], 'pip install -e ".[test]"'

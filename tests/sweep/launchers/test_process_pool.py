@@ -14,8 +14,10 @@ import psutil
 import pytest
 from waiting import LONGEST, wait_for
 
+from runner.sweep.launchers import local
 from runner.sweep.launchers.process_pool import FORKS, Ended, ProcessPool, call
 from runner.sweep.launchers.worker import Request
+from runner.sweep.search import preload as search_preload
 from runner.version import PACKAGES
 
 SUPPORT = str(Path(jobs_for_nursery.__file__).parent)
@@ -136,9 +138,22 @@ def test_pool_preload_leaves_no_directory(tmp_path):
 
 
 @pytest.mark.slow
+def test_preloading_queries_no_gpu():
+    """A forked process could not use it then."""
+    code = f"""
+import importlib, os, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+torch.cuda.is_available = torch.cuda.device_count = FakeTensorMode.__enter__ = lambda *args: os._exit(3)
+for name in {(*local.PRELOAD, search_preload.__name__)}:
+    importlib.import_module(name)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment).returncode == 0
+
+
+@pytest.mark.slow
 @forking
 def test_a_forked_job_computes_on_the_device(device, warm_jobs):
-    """The preloaded process may not query a GPU (no_looking.py)."""
     with ProcessPool({}) as process_pool:
         assert call(process_pool, jobs_for_nursery.on_device, str(device)) == 3.0
 

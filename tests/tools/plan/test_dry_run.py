@@ -2,18 +2,44 @@
 
 import functools
 import shutil
+import warnings
+from dataclasses import asdict
 
-import judge
 import judged
 import pytest
-from judged import BY_VALUES, SOUND, UNUSUAL, WRONG, marked_line
+from judged import BY_VALUES, OPTIMIZERS, SOUND, UNUSUAL, WRONG, marked_line
+from real_step import Third, measure
 from simulated import run_simulated
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runner.config.compose import composed_with, composer
+from runner.device.hardware import Speeds
+from runner.inspection.operations import OperationObserver, observe
+from runner.tools.plan.dry_run import SimulatedRun
+from runner.tools.plan.simulator import simulated_device
+from runner.tools.plan.worker import look
 
 pytestmark = pytest.mark.slow
 FREE = ("item", "numpy")  # legal, but slow: the run continues
 COMPARED = ["functional", "decoder, bf16"]
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
+NOT_COUNTED = ("aten.detach.default", "prim.device.default")
+IMAGES = ["data=synthetic", "data.num_rows=64", "data.shape=[3,16,16]", "train.batch_size=16"]
+SIGNALS = ["data=synthetic", "data.num_rows=64", "data.shape=[2,20]", "train.batch_size=16"]
+#: reproduces one number: no task for autoencoders is needed
+SAME = ["data=synthetic", "data.num_rows=64", "data.num_features=1", "data.num_classes=null", "task=regression"]
+MODELS = {
+    "cnn on signals": ["model=cnn", "model.kernel_size=5", *SIGNALS],
+    "resnet18": ["model=resnet", "model.width=8", *IMAGES],
+    "vit": ["model=vit", "model.width=24", "model.depth=2", *IMAGES],
+    "gru": ["model=gru", "model.hidden_size=8", "model.bidirectional=true", *SIGNALS],
+    "lstm": ["model=lstm", "model.hidden_size=8", "model.num_layers=2", "model.pooling=mean", *SIGNALS],
+    "frozen": ["model=resnet", "model.width=8", "model.freeze=stem", "optimizer.no_decay=norms_and_biases", *IMAGES],
+    "autoencoder": ["model=autoencoder", *SAME],
+    "mnist1d": ["model=mlp", "data=mnist1d", "data.num_rows=100", "data.num_test_rows=20"],
+}
 NAMES = {
-    "cuda:1": [*(case.name for case in (*WRONG, *SOUND, *UNUSUAL)), "decoder, bf16", *BY_VALUES, *judge.MODELS],
+    "cuda:1": [*(case.name for case in (*WRONG, *SOUND, *UNUSUAL)), "decoder, bf16", *BY_VALUES, *MODELS],
     "mps": ["float64", *(case.name for case in SOUND), "dropping", "cnn on signals"],
 }
 
@@ -29,9 +55,83 @@ def own_models(tmp_path_factory):
     return folder
 
 
+def cfg_of(name):
+    """Return the configuration of a model of the runner, or of a case with a precision: "decoder, bf16"."""
+    if name in MODELS:
+        return composed_with(composer([]), MODELS[name])
+    case, _, precision = name.partition(", ")
+    cfg = _composed(OPTIMIZERS.get(case), precision or "fp32").copy()
+    cfg.model.name = cfg.task.name = cfg.data.case = case
+    return cfg
+
+
+@functools.cache
+def _composed(optimizer, precision):
+    words = [f"{group}=judged" for group in ("model", "task", "data")]
+    words += [f"train.precision={precision}", "data.num_workers=0"]
+    return composed_with(composer([]), words + ([f"optimizer._target_={optimizer}"] if optimizer else []))
+
+
+def planned(_, device_name, names):
+    warnings.simplefilter("ignore")
+    with simulated_device(device_name, has_numbers=False) as device:
+        return {name: look(cfg_of(name), device, REQUEST) for name in names}
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Seen(OperationObserver):
+    def __init__(self):
+        self.names = []
+
+    def after(self, done):
+        self.names.append(str(done.op))
+
+
+def real_steps(cfg):
+    third = Third(cfg)
+    with Operations() as operations:
+        third.take()
+    return operations.names
+
+
+def simulated_steps(cfg, device):
+    run = SimulatedRun(cfg, device)
+    run.take_steps()
+    seen, step = Seen(), run.step()
+    with observe(seen):
+        run.buffer.write(step(run.group))
+    return seen.names, run.costs.peak.num_bytes
+
+
+def compare_with_real_steps(_, names):
+    """Return the operations and the peak memory of a real and a simulated third step."""
+    warnings.simplefilter("ignore")
+    found = {}
+    for name in names:
+        cfg = cfg_of(name)
+        cfg.backends.cpu.onednn = False  # as on a simulated device
+        found[name] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
+    with simulated_device("cpu", has_numbers=False) as device:
+        for name, each in found.items():
+            each["plan"], each["planned_bytes"] = simulated_steps(cfg_of(name), device)
+    for each in found.values():
+        for key in ("real", "plan"):
+            each[key] = [name for name in each[key] if name not in NOT_COUNTED and "profiler" not in name]
+    return found
+
+
 @pytest.fixture(scope="module")
 def plans(own_models):
-    return functools.cache(lambda device: run_simulated("cpu", judge.plans, device, NAMES[device], cwd=own_models))
+    return functools.cache(lambda device: run_simulated("cpu", planned, device, NAMES[device], cwd=own_models))
 
 
 def lines_of(findings):
@@ -51,7 +151,7 @@ def test_findings_have_path_and_line(case, plans):
 
 @pytest.mark.parametrize(
     ("device", "name"),
-    [(device, name) for device in NAMES for name in NAMES[device] if name in {*judge.MODELS, *(c.name for c in SOUND)}],
+    [(device, name) for device in NAMES for name in NAMES[device] if name in {*MODELS, *(c.name for c in SOUND)}],
 )
 def test_sound_model_has_no_findings(name, device, plans):
     answer = plans(device)[name]
@@ -95,7 +195,7 @@ def test_value_dependent_operation_is_named_with_line(name, plans):
 
 @pytest.fixture(scope="module")
 def compared(own_models):
-    return run_simulated("cpu", judge.compare_with_real_steps, COMPARED, cwd=own_models)
+    return run_simulated("cpu", compare_with_real_steps, COMPARED, cwd=own_models)
 
 
 @pytest.mark.parametrize("name", COMPARED)

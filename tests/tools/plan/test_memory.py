@@ -1,14 +1,18 @@
 """A plan's memory compared with a real step on this CPU, by the count of torch's allocator."""
 
+from dataclasses import asdict
+
 import pytest
-from judge import REQUEST, measure
+from real_step import measure
 from simulated import run_simulated
 
 from runner.config.compose import composed_with, composer
+from runner.device.hardware import Speeds
 from runner.tools.plan.simulator import simulated_device
 from runner.tools.plan.worker import look
 
 pytestmark = pytest.mark.slow
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 MADE_UP = ("data=synthetic", "data.num_rows=2000")
 RUNS = {
     "cnn, accumulated": ("model=cnn", "train.batch_size=64", "train.accumulate_steps=2", "train.clip_grad_norm=1"),
