@@ -1,4 +1,5 @@
-"""`ray start` without a time limit, and without parts that no test needs: the autoscaler and the dashboard.
+"""`ray start` without a time limit, and without parts that no test needs: the autoscaler, the dashboard and the server of
+Ray's client, which may start late, in the middle of a test.
 
 Its workers are forked from the tests' preloaded process, if its socket is given (setup_worker.py).
 """
@@ -29,7 +30,7 @@ def get_node(*args):
 
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # conftest hides the machine's GPUs; Ray counts the simulated ones
 services.get_node = get_node
-node.Node.start_api_server = lambda *_, **__: None
+node.Node.start_api_server = node.Node.start_ray_client_server = lambda *_, **__: None
 if os.environ.get(DOOR):
     ray_constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name(ray_constants.SETUP_WORKER_FILENAME))
 main()
