@@ -7,16 +7,13 @@ measured (console.log).
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
-from page import add_write, section
-from sweep import _machine, _timed
+from harness import RUNNER, head, header, in_turns, parser, row, section, timed
 
 #: by name: the overrides of a run, and those that are swept
 SWEEPS = {
@@ -29,50 +26,45 @@ SWEEPS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=SWEEPS, default=list(SWEEPS))
-    add_write(parser)
-    given = parser.parse_args()
-    rows = [_row(name, *SWEEPS[name], repeats=given.repeats) for name in given.only]
+    options = parser(__doc__, repeats=1)
+    options.add_argument("--only", nargs="+", choices=SWEEPS, default=list(SWEEPS))
+    options.add_argument("--words", nargs="*", default=[], help="more overrides for every run")
+    given = options.parse_args()
     with section("batched.py", write=given.write):
-        print(
-            "| jobs | how many | one run, s | together, s | times one run | each for itself, s | times together | "
-            "jobs a minute, together | each for itself | a job's step, us, by how many compute together |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|---|")
-        for row in rows:
-            print("| " + " | ".join(row) + " |")
-        print(f"\n{_machine()}; medians of {given.repeats}, in turns.")
+        head("jobs", "how many", "one run, s", "together, s", "times one run", "each for itself, s", "times together",
+             "jobs a minute, together", "each for itself", "a job's step, us, by how many compute together")  # fmt: skip
+        for name in given.only:
+            words, swept = SWEEPS[name]
+            row(name, *_cells([*words, *given.words], swept, repeats=given.repeats))
+        print(f"\n{header(given.repeats)}")
 
 
-def _row(name: str, words: list[str], swept: list[str], *, repeats: int) -> list[str]:
-    run = [sys.executable, "-m", "runner"]
-    walls: dict[str, list[float]] = {"one": [], "together": [], "apart": []}
-    told, count = "", 0
-    for _ in range(repeats):
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            commands = {
-                "one": [*run, *words],
-                "together": [*run, "-m", *words, *swept, "sweep.batch=auto", "hydra.sweep.dir=together"],
-                "apart": [*run, "-m", *words, *swept, "sweep.batch=off", "hydra.sweep.dir=apart"],
-            }
-            for way, command in commands.items():
-                walls[way].append(_timed(folder, command))
-            states = [_state(folder / way) for way in ("together", "apart")]
-            count = len(states[0])
-            assert set(states[0] + states[1]) == {"finished"} and len(states[1]) == count, states
-            found = re.search(r"a step of each: (.*?)[;)]", (folder / "together/0/console.log").read_text())
-            told = found[1].replace(" us with", ":") if found else "one by one"
-    one, together, apart = (statistics.median(walls[way]) for way in ("one", "together", "apart"))
+def _cells(words: list[str], swept: list[str], *, repeats: int) -> list[str]:
+    sweep = [*RUNNER, "-m", *words, *swept]
+    commands = {
+        "one": [*RUNNER, *words],
+        "together": [*sweep, "sweep.batch=auto", "hydra.sweep.dir=together"],
+        "apart": [*sweep, "sweep.batch=off", "hydra.sweep.dir=apart"],
+    }
+    with tempfile.TemporaryDirectory() as place:
+
+        def measure(way: str, turn: int) -> float:
+            return timed(commands[way], Path(place) / str(turn))[0]
+
+        walls = in_turns(commands, repeats, measure)
+        last = Path(place) / str(repeats - 1)
+        states = [_states(last / way) for way in ("together", "apart")]
+        found = re.search(r"a step of each: (.*?)[;)]", (last / "together/0/console.log").read_text())
+    assert set(states[0] + states[1]) == {"finished"} and len(states[0]) == len(states[1]), states
+    count = len(states[0])
+    one, together, apart = (statistics.median(walls[way]) for way in commands)
     numbers = [f"{one:.1f}", f"{together:.1f}", f"{together / one:.2f}", f"{apart:.1f}", f"{apart / together:.2f}"]
-    return [name, str(count), *numbers, *(f"{60 * count / wall:.0f}" for wall in (together, apart)), told]
+    numbers += [f"{60 * count / wall:.0f}" for wall in (together, apart)]
+    return [str(count), *numbers, found[1].replace(" us with", ":") if found else "one by one"]
 
 
-def _state(sweep: Path) -> list[str]:
+def _states(sweep: Path) -> list[str]:
     return [json.loads(path.read_text())["status"] for path in sweep.glob("*/summary.json")]
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent
+FOLDERS = (BENCH, BENCH / "peers", BENCH / "gpu")
 
 
 @pytest.fixture
 def bench(monkeypatch):
     """Import a module of tests/bench; all are removed from sys.modules afterwards."""
-    monkeypatch.syspath_prepend(str(BENCH))
+    for folder in FOLDERS:
+        monkeypatch.syspath_prepend(str(folder))
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:

@@ -8,18 +8,15 @@ for it (--folder keeps them). One process, about 20 minutes, and the same time a
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from harness import ROOT, RUNNER, head, parser, row, section, timed
 from numpy.typing import NDArray
-from page import ROOT, add_write, section
 from scipy import stats
 
 from runner.sweep.report.report import against_best, looks
@@ -46,23 +43,21 @@ SWEEPS = {
 
 
 def main() -> None:
-    tables = {"level": _level, "looks": _looks, "power": _power, "sweeps": _sweeps}
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--num", type=int, default=10_000, help="comparisons of each kind")
-    parser.add_argument("--only", nargs="+", choices=tables, default=list(tables))
-    parser.add_argument("--folder", type=Path, help="of the sweeps; those that are there are not run again")
-    add_write(parser)
-    given = parser.parse_args()
+    tables = {"level": _level, "looks": _looks, "power": _power}
+    options = parser(__doc__)
+    options.add_argument("--num", type=int, default=10_000, help="comparisons of each kind")
+    options.add_argument("--only", nargs="+", choices=(*tables, "sweeps"), default=[*tables, "sweeps"])
+    options.add_argument("--folder", type=Path, help="of the sweeps; those that are there are not run again")
+    given = options.parse_args()
     for name in given.only:
-        with section(f"decided.py {name}", write=given.write):
-            _sweeps(given.folder) if name == "sweeps" else tables[name](given.num)
+        with section(f"decided.py {name}", write=given.write), tempfile.TemporaryDirectory() as made:
+            _sweeps(given.folder or Path(made)) if name == "sweeps" else tables[name](given.num)
 
 
 def _level(num: int) -> None:
-    seeds = (2, 3, 4, 5, 6, 12)
+    seeds = (6, 8, 12, 24)
     print(f"Winners named between two configurations that are alike ({ALPHA:.0%} is the most allowed):\n")
-    print("| values | comparisons | chance's share of these (95 %) | " + " | ".join(f"{n} seeds" for n in seeds) + " |")
-    print("|---" * (len(seeds) + 3) + "|")
+    head("values", "comparisons", "chance's share of these (95 %)", *(f"{n} seeds" for n in seeds))
     for kind, (name, draw) in enumerate(VALUES.items()):
         for is_paired, count in ((True, num), (False, num // 10)):  # scipy's permutations take 30 ms
             found = []
@@ -70,35 +65,25 @@ def _level(num: int) -> None:
                 # separate for each cell, so that not all cells are high or low together
                 rng = np.random.default_rng([kind, n, is_paired])
                 found.append(sum(_compared(rng, n, draw, is_paired=is_paired).is_decided for _ in range(count)) / count)
-            told = " | ".join(f"{share:.1%}" for share in found)
-            print(
-                f"| {name}, {'by seed' if is_paired else 'of other seeds'} | {count:,} | {_chance(count)} | {told} |",
-                flush=True,
-            )
+            how = "by seed" if is_paired else "of other seeds"
+            row(f"{name}, {how}", f"{count:,}", _chance(count), *(f"{share:.1%}" for share in found))
 
 
 def _looks(num: int) -> None:
     """Count sweeps, a fifth of `num`: each has four looks."""
     num //= 5
     sizes = looks(MAX_SEEDS)
-    print(
-        f"Sweeps with sweep.until=decided, sweep.max_seeds={MAX_SEEDS}, in which none is better than each other one, normal values:\n"
-    )
-    print(
-        f"| configurations | sweeps | chance's share of {ALPHA:.0%} (95 %) | with a winner, of all looks | "
-        + " | ".join(f"by {size} seeds" for size in sizes)
-        + " |\n|---|---|---|---"
-        + "|---" * len(sizes)
-        + "|"
-    )
+    print(f"Sweeps with sweep.until=decided, sweep.max_seeds={MAX_SEEDS}, in which none is better than each other one,")
+    print("normal values:\n")
+    by = (f"by {size} seeds" for size in sizes)
+    head("configurations", "sweeps", f"chance's share of {ALPHA:.0%} (95 %)", "with a winner, of all looks", *by)
     for count, num_worse in ((2, 0), (4, 0), (4, 2)):
         rng = np.random.default_rng([count, num_worse])
         worse = 2.0 * (np.arange(count) >= count - num_worse)[:, None]
         ends = [_decided_at(rng.normal(size=(count, MAX_SEEDS)) + worse) for _ in range(num)]
         shares = [sum(end is not None and end <= size for end in ends) / num for size in sizes]
-        told = " | ".join(f"{share:.1%}" for share in (shares[-1], *shares))
         kinds = f"{count} alike" if not num_worse else f"{count - num_worse} alike, {num_worse} clearly worse"
-        print(f"| {kinds} | {num:,} | {_chance(num)} | {told} |", flush=True)
+        row(kinds, f"{num:,}", _chance(num), *(f"{share:.1%}" for share in (shares[-1], *shares)))
 
 
 def _decided_at(values: NDArray[np.float64]) -> int | None:
@@ -127,38 +112,29 @@ def _power(num: int) -> None:
     print(
         f"Seeds that find a true difference of one standard deviation in {POWER:.0%} of {num:,} sweeps; normal values:\n"
     )
-    print("| of the variance the seed's | paired by seed | of the unpaired t-test's |\n|---|---|---|")
-    print(f"| any, unpaired | {_fewest_unpaired()} | 100% |")
+    head("of the variance the seed's", "paired by seed", "of the unpaired t-test's")
+    row("any, unpaired", _fewest_unpaired(), "100%")
     for shared in SHARED:
         fewest, ratio = _fewest(shared, num)
-        print(f"| {shared:.0%} | {fewest} | {ratio:.0%} |", flush=True)
+        row(f"{shared:.0%}", fewest, f"{ratio:.0%}")
 
 
-def _sweeps(folder: Path | None) -> None:
+def _sweeps(folder: Path) -> None:
     """Compare the values that `compare` uses: those of the sweep's goal."""
     print("What the seed does to both of two configurations of this project, with 24 seeds of each:\n")
-    print("| sweep | metric | correlation (95 %) | of the variance the seed's | seeds, of the unpaired t-test's |")
-    print("|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as made:
-        for name, words in SWEEPS.items():
-            own = (folder or Path(made)) / name.replace(":", "").replace(", ", "_").replace(" ", "_")
-            if not (own / "report.json").exists():
-                _train(own, words)
-            metric, a, b = _values(json.loads((own / "report.json").read_text()))
-            correlation = stats.pearsonr(a, b)
-            low, high = correlation.confidence_interval()
-            shared = 1 - np.var(a - b, ddof=1) / (np.var(a, ddof=1) + np.var(b, ddof=1))
-            _, ratio = _fewest(max(0.0, round(float(shared), 2)), 2500)
-            print(
-                f"| {name} | {metric} | {correlation.statistic:.2f} ({low:.2f} to {high:.2f}) | {shared:.0%} | {ratio:.0%} |",
-                flush=True,
-            )
-
-
-def _train(folder: Path, words: list[str]) -> None:
-    rest = ["seed=range(24)", "tracking.enabled=false", "task.plots=false", "device=cpu", f"hydra.sweep.dir={folder}"]
-    command = [sys.executable, "-m", "runner", "-m", *words, *rest]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    head("sweep", "metric", "correlation (95 %)", "of the variance the seed's", "seeds, of the unpaired t-test's")
+    rest = ["seed=range(24)", "tracking.enabled=false", "task.plots=false", "device=cpu"]
+    for name, words in SWEEPS.items():
+        own = folder.resolve() / name.replace(":", "").replace(", ", "_").replace(" ", "_")
+        if not (own / "report.json").exists():
+            timed([*RUNNER, "-m", *words, *rest, f"hydra.sweep.dir={own}"], ROOT)
+        metric, a, b = _values(json.loads((own / "report.json").read_text()))
+        correlation = stats.pearsonr(a, b)
+        low, high = correlation.confidence_interval()
+        shared = 1 - np.var(a - b, ddof=1) / (np.var(a, ddof=1) + np.var(b, ddof=1))
+        _, ratio = _fewest(max(0.0, round(float(shared), 2)), 2500)
+        between = f"{correlation.statistic:.2f} ({low:.2f} to {high:.2f})"
+        row(name, metric, between, f"{shared:.0%}", f"{ratio:.0%}")
 
 
 def _values(report: dict[str, object]) -> tuple[str, NDArray[np.float64], NDArray[np.float64]]:

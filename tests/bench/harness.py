@@ -1,28 +1,116 @@
-"""Write a script's output into the tables: printed and, with --write, a section of tests/bench/README.md, which is not edited by hand."""
+"""What the scripts of this folder share: options, commands in turns, tables, and the sections of README.md that they write."""
 
 from __future__ import annotations
 
 import io
+import os
+import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-PAGE = HERE / "README.md"
+ROOT, PAGE, PEERS = HERE.parents[1], HERE / "README.md", HERE / "peers"
 END = "<!-- end -->"
+PACKAGES = ("torch", "mlflow", "numpy")
+RUNNER = [sys.executable, "-m", "runner"]
 
 
-def add_write(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--write", action="store_true", help="what is printed becomes this script's section of README.md here"
-    )
+def parser(description: str | None, *, repeats: int | None = None) -> ArgumentParser:
+    """Return a parser with --write and, with a default for it, --repeats."""
+    options = ArgumentParser(description=description)
+    if repeats is not None:
+        options.add_argument("--repeats", type=int, default=repeats)
+    told = "what is printed becomes this script's section of README.md here"
+    options.add_argument("--write", action="store_true", help=told)
+    return options
+
+
+def environment(threads: int | None = 1) -> dict[str, str]:
+    """Return the environment with this project and no banners and telemetry. threads: For all libraries; None: as it is."""
+    quiet = {"PYTHONWARNINGS": "ignore", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {**os.environ, **quiet, **limit, "PYTHONPATH": paths}
+
+
+def timed(command: Sequence[str], folder: Path, *, threads: int = 1) -> tuple[float, str]:
+    """Run a command in a folder. Returns its seconds and its output. Raises: RuntimeError if it fails."""
+    folder.mkdir(exist_ok=True)
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(threads), cwd=folder, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return time.perf_counter() - began, done.stdout
+
+
+def orders(names: Iterable[T], repeats: int) -> list[list[T]]:
+    """Return the order of each turn: each starts with another one, as the first of a turn was measured too slow (issue 7)."""
+    each = list(dict.fromkeys(names))
+    starts = [number * len(each) // repeats for number in range(repeats)]
+    return [each[start:] + each[:start] for start in starts]
+
+
+def in_turns(names: Iterable[T], repeats: int, measure: Callable[[T, int], float]) -> dict[T, list[float]]:
+    """Call measure(name, turn) for every name in each turn. Returns the results of all turns by name."""
+    each = list(names)
+    found: dict[T, list[float]] = {name: [] for name in each}
+    for turn, order in enumerate(orders(each, repeats)):
+        for name in order:
+            found[name].append(measure(name, turn))
+    return found
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of the ratios within each turn."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """Return the median, and the lowest and highest value, as two cells."""
+    return f"{statistics.median(values):{form}} | {min(values):{form}} to {max(values):{form}}"
+
+
+def row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def head(*cells: str) -> None:
+    row(*cells)
+    print("|" + "---|" * len(cells), flush=True)
+
+
+def header(repeats: int, threads: int = 1, *, packages: Iterable[str] = PACKAGES) -> str:
+    """Return the line of the machine, the versions and the number of turns."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(packages))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}"
+    return f"{machine}; {versions}; {threads} thread(s); n = {repeats}, in turns\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 @contextmanager
@@ -48,13 +136,9 @@ def made_by() -> str:
     """Return the first line of a section: the command, the day and the commit."""
     words = [word for word in sys.argv[1:] if word != "--write"]
     command = shlex.join(["python", f"tests/bench/{Path(sys.argv[0]).name}", *words])
-    return f"By `{command}`, {date.today()}, commit {_commit()}"
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty=, with changes", "--exclude=*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    describe = ["git", "describe", "--always", "--dirty=, with changes", "--exclude=*"]
+    done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    return f"By `{command}`, {date.today()}, commit {done.stdout.strip() or 'unknown'}"
 
 
 class _Both(io.StringIO):

@@ -8,18 +8,14 @@ validation rows of other splits (seeds 10 to 14): sets this small share rows bet
 
 from __future__ import annotations
 
-import argparse
 import math
-import platform
-import statistics
 import tempfile
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from page import add_write, section
+from harness import head, header, parser, row, section, spread
 
 import runner
 from runner.data.builtin.scikit import digits, scikit
@@ -67,38 +63,23 @@ def _arrays(source: Source, seed: int) -> tuple[Any, Any, Any, Any]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--seeds", type=int, default=5)
-    words.add_argument("--sets", nargs="*", default=SETS)
-    add_write(words)
-    asked = words.parse_args()
-    lines = []
-    for name in asked.sets:
-        source = digits() if name == "digits" else scikit(name)
-        results: dict[str, list[dict[str, float]]] = {peer: [] for peer in PEERS}
-        for seed in range(asked.seeds):
-            results[PEERS[0]].append(ours(name, seed, source))
-            results[PEERS[1]].append(theirs(seed, source, is_scaled=False))
-            results[PEERS[2]].append(theirs(seed, source, is_scaled=True))
-        for metric in results[PEERS[0]][0]:
-            cells = [_cell([result[metric] for result in results[peer]]) for peer in PEERS]
-            lines.append(f"| {name}, {metric} | {' | '.join(cells)} |")
-    packages = ", ".join(f"{package} {version(package)}" for package in ("torch", "scikit-learn", "numpy"))
-    with section("sklearn_table.py", write=asked.write):
-        print(
-            f"\n{platform.processor() or platform.machine()}, CPU, Python {platform.python_version()}, {packages}; ",
-            end="",
-        )
-        print(f"n = {asked.seeds} splits, each with its own seed; median (lowest to highest)\n")
-        print(f"| set, measure | {' | '.join(PEERS)} |\n|---|{'---|' * len(PEERS)}")
-        print("\n".join(lines))
+    options = parser(__doc__)
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--sets", nargs="*", default=SETS)
+    given = options.parse_args()
+    with section("sklearn_table.py", write=given.write):
+        print(header(given.seeds, packages=("torch", "scikit-learn", "numpy")))
+        head("set, measure", *(f"{peer}, {what}" for peer in PEERS for what in ("median", "lowest to highest")))
+        for name in given.sets:
+            source = digits() if name == "digits" else scikit(name)
+            results = [
+                [ours(name, seed, source) for seed in range(given.seeds)],
+                [theirs(seed, source, is_scaled=False) for seed in range(given.seeds)],
+                [theirs(seed, source, is_scaled=True) for seed in range(given.seeds)],
+            ]
+            for metric in results[0][0]:
+                form = ".2f" if metric == "RMSE" else ".4f"
+                row(f"{name}, {metric}", *(spread([each[metric] for each in peer], form) for peer in results))
 
 
-def _cell(values: Sequence[float]) -> str:
-    digits_shown = 2 if max(values) > 10 else 4
-    shown = [f"{value:.{digits_shown}f}" for value in (statistics.median(values), min(values), max(values))]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
-
-
-if __name__ == "__main__":
-    main()
+main()

@@ -7,19 +7,13 @@ seconds of its training; the rest is the cost of the way.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from page import add_write, section
+from harness import RUNNER, head, header, parser, row, section, timed
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 JOB = ["data=synthetic", "data.num_rows=60000", "model=mlp", "model.hidden_sizes=[256,256]", "train.batch_size=256"]
 IN_PROCESS = """
 import sys
@@ -30,60 +24,36 @@ for seed in range(int(sys.argv[1])):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=8)
-    add_write(parser)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--jobs", type=int, default=8)
+    options.add_argument("--slots", type=int, default=2)
+    options.add_argument("--epochs", type=int, default=8)
+    given = options.parse_args()
     words = [*JOB, "device=cpu", f"train.num_epochs={given.epochs}"]
-    off = "sweep.batch=off"  # batched.py measures jobs that are trained together
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run = [sys.executable, "-m", "runner"]
-        seeds = "seed=" + ",".join(map(str, range(given.jobs)))
-        rows = [
-            (
-                f"a sweep, {given.slots} slots",
-                _timed(folder, [*run, "-m", *words, seeds, off, f"sweep.slots.cpu={given.slots}"]),
-                given.slots,
-            ),
-            ("a sweep, 1 slot", _timed(folder, [*run, "-m", *words, seeds, off, "hydra.sweep.dir=one"]), 1),
-            (
-                "`run([...])` in one process",
-                _timed(folder, [sys.executable, "-c", IN_PROCESS, str(given.jobs), *words]),
-                1,
-            ),
-            ("a process each", _each(folder, given.jobs, [*run, *words]), 1),
-        ]
-        places = ["multirun/*/*/*", "one/*", "bare/*", "each/*"]
-        found = [_training(folder, place) for place in places]
-    with section("sweep.py", write=given.write):
-        print(
-            "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | outside training, per job | jobs a minute |"
-        )
-        print("|---|---|---|---|---|---|---|")
-        for (title, wall, slots), (count, training) in zip(rows, found, strict=True):
-            assert count == given.jobs, (
-                f"{title}: {count} of {given.jobs} jobs finished with all their points in MLflow"
-            )
+    # batched.py measures jobs that are trained together
+    sweep = [*RUNNER, "-m", *words, f"seed=range({given.jobs})", "sweep.batch=off"]
+    several = f"a sweep, {given.slots} slots"
+    ways = {  # the commands, and the folders of their runs
+        several: ([[*sweep, f"sweep.slots.cpu={given.slots}"]], "multirun/*/*/*"),
+        "a sweep, 1 slot": ([[*sweep, "hydra.sweep.dir=one"]], "one/*"),
+        "`run([...])` in one process": ([[sys.executable, "-c", IN_PROCESS, str(given.jobs), *words]], "bare/*"),
+        "a process each": (
+            [[*RUNNER, *words, f"seed={seed}", f"hydra.run.dir=each/{seed}"] for seed in range(given.jobs)],
+            "each/*",
+        ),
+    }
+    with tempfile.TemporaryDirectory() as folder, section("sweep.py", write=given.write):
+        head("way", "training, sum of the jobs", "wall", "ideal (training / slots)", "wall / ideal",
+             "outside training, per job", "jobs a minute")  # fmt: skip
+        for name, (commands, places) in ways.items():
+            wall = sum(timed(command, Path(folder), threads=1)[0] for command in commands)
+            count, training = _training(Path(folder), places)
+            assert count == given.jobs, f"{name}: {count} of {given.jobs} jobs finished with all their points in MLflow"
+            slots = given.slots if name == several else 1
             ideal = training / slots
-            per_job = (wall - ideal) * slots / given.jobs
-            print(
-                f"| {title} | {training:.1f} s | {wall:.1f} s | {ideal:.1f} s | {wall / ideal:.2f} | {per_job:.2f} s | {60 * given.jobs / wall:.1f} |"
-            )
-        print(f"\n{given.jobs} jobs of {given.epochs} epochs; {_machine()}.")
-
-
-def _timed(folder: Path, command: list[str]) -> float:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    began = time.perf_counter()
-    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
-
-
-def _each(folder: Path, jobs: int, command: list[str]) -> float:
-    return sum(_timed(folder, [*command, f"seed={seed}", f"hydra.run.dir=each/{seed}"]) for seed in range(jobs))
+            seconds = (f"{training:.1f} s", f"{wall:.1f} s", f"{ideal:.1f} s", f"{wall / ideal:.2f}")
+            row(name, *seconds, f"{(wall - ideal) * slots / given.jobs:.2f} s", f"{60 * given.jobs / wall:.1f}")
+        print(f"\n{given.jobs} jobs of {given.epochs} epochs; {header(1)}")
 
 
 def _training(folder: Path, places: str) -> tuple[int, float]:
@@ -92,13 +62,4 @@ def _training(folder: Path, places: str) -> tuple[int, float]:
     return len(whole), sum(run["seconds"]["train"] + run["seconds"]["evaluate"] for run in whole)
 
 
-def _machine() -> str:
-    import torch
-
-    return (
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+main()

@@ -4,72 +4,59 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
-from page import ROOT, add_write, made_by, replace, section
+from harness import (
+    PACKAGES,
+    PEERS,
+    ROOT,
+    header,
+    made_by,
+    median_ratio,
+    orders,
+    parser,
+    replace,
+    section,
+    spread,
+    timed,
+)
 
-T = TypeVar("T")
-HERE, README = Path(__file__).parent, ROOT / "README.md"
+README = ROOT / "README.md"
 STEPS = {"mlp": 2345, "cnn": 400, "transformer": 200}
-PACKAGES = ("torch", "mlflow", "numpy")
 
 
 @dataclass(frozen=True)
 class Peer:
     name: str
     file: str
-    package: str = "torch"  # a required package
     variant: str = ""
+    package: str = "torch"  # a required package
     only_logged: int | None = None  # None: measured with all requested intervals
     only_on: str = ""  # a kind of device; "": all
-    is_slow: bool = True  # takes at most --most-steps if every step is logged
+    is_slow: bool = False  # takes at most --most-steps if every step is logged
 
 
-REFERENCE = Peer("hand-written limit", "limit.py", is_slow=False)
-PEERS = {
+REFERENCE = Peer("hand-written limit", "limit.py")
+BOTH = "compiled+graph"
+LOOPS = {
     "limit": REFERENCE,
-    "limit_compiled": Peer("hand-written limit, compiled", "limit.py", variant="compiled", only_logged=0),
-    "limit_graph": Peer("hand-written limit, CUDA graphs", "limit.py", variant="graph", only_logged=0, only_on="cuda"),
-    "limit_compiled_graph": Peer(
-        "hand-written limit, compiled and CUDA graphs",
-        "limit.py",
-        variant="compiled+graph",
-        only_logged=0,
-        only_on="cuda",
-    ),
-    "ours": Peer("runner", "ours.py", is_slow=False),
-    "ours_all": Peer("runner, tracking.points=all", "ours.py", variant="all", is_slow=False),
-    "ours_compiled": Peer("runner, train.compile=true", "ours.py", variant="compiled", only_logged=1, is_slow=False),
-    "ours_graph": Peer(
-        "runner, train.cuda_graph=true", "ours.py", variant="graph", only_logged=1, only_on="cuda", is_slow=False
-    ),
-    "ours_compiled_graph": Peer(
-        "runner, train.compile=true train.cuda_graph=true",
-        "ours.py",
-        variant="compiled+graph",
-        only_logged=1,
-        only_on="cuda",
-        is_slow=False,
-    ),
-    "ours_two": Peer(
-        "runner, train.num_processes=2", "ours.py", variant="two", only_logged=1, only_on="cpu", is_slow=False
-    ),
-    "textbook": Peer("textbook: DataLoader, item(), log_metrics", "textbook.py"),
-    "lightning": Peer("Lightning", "with_lightning.py", "lightning"),
-    "transformers": Peer("Hugging Face Trainer", "with_transformers.py", "accelerate"),
-}
+    "limit_compiled": Peer("hand-written limit, compiled", "limit.py", "compiled", only_logged=0),
+    "limit_graph": Peer("hand-written limit, CUDA graphs", "limit.py", "graph", only_logged=0, only_on="cuda"),
+    "limit_compiled_graph": Peer("hand-written limit, compiled and CUDA graphs", "limit.py", BOTH, only_logged=0, only_on="cuda"),
+    "ours": Peer("runner", "ours.py"),
+    "ours_all": Peer("runner, tracking.points=all", "ours.py", "all"),
+    "ours_compiled": Peer("runner, train.compile=true", "ours.py", "compiled", only_logged=1),
+    "ours_graph": Peer("runner, train.cuda_graph=true", "ours.py", "graph", only_logged=1, only_on="cuda"),
+    "ours_compiled_graph": Peer("runner, train.compile=true train.cuda_graph=true", "ours.py", BOTH, only_logged=1, only_on="cuda"),
+    "textbook": Peer("textbook: DataLoader, item(), log_metrics", "textbook.py", is_slow=True),
+    "lightning": Peer("Lightning", "with_lightning.py", package="lightning", is_slow=True),
+    "transformers": Peer("Hugging Face Trainer", "with_transformers.py", package="accelerate", is_slow=True),
+}  # fmt: skip
 #: the loops of README's table, and their logging intervals in steps
 SHORT, SHORT_EVERY = ("limit", "ours", "ours_all", "textbook", "lightning", "transformers"), (1, 50)
 
@@ -84,31 +71,20 @@ def measure(file: str, words: dict[str, object], *, threads: int = 1) -> Result:
     """Run one peer in a separate process with a new store. words: Its flags without the dashes."""
     with tempfile.TemporaryDirectory() as folder:
         flags = {"threads": threads, "store": f"{folder}/mlflow.db", **words}
-        command = [sys.executable, str(HERE / file), *(f"--{name}={value}" for name, value in flags.items())]
-        began = time.perf_counter()
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment(threads), cwd=folder, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"{file} failed:\n{done.stdout}{done.stderr}")
-        return {"process_seconds": time.perf_counter() - began, **json.loads(done.stdout.strip().splitlines()[-1])}
-
-
-def environment(threads: int) -> dict[str, str]:
-    """Return the environment without banners and telemetry, and with the number of threads for all libraries."""
-    quiet = {"PYTHONWARNINGS": "ignore", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **quiet, "OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, str(PEERS / file), *(f"--{name}={value}" for name, value in flags.items())]
+        seconds, output = timed(command, Path(folder), threads=threads)
+    return {"process_seconds": seconds, **json.loads(output.strip().splitlines()[-1])}
 
 
 def main() -> None:
     given = arguments()
-    peers = [PEERS[name] for name in given.peers]
+    peers = [LOOPS[name] for name in given.peers]
     found = tuple(p.package for p in peers if find_spec(p.package))
     machine = header(given.repeats, given.threads, packages=(*PACKAGES, *found))
     for size in STEPS if given.size == "all" else (given.size,):
         rows = [row for every in given.log_every for row in rows_of(peers, every, given.device)]
         turns = [turn(order, size, given) for order in orders([(REFERENCE, 0), *rows], given.repeats)]
-        some = [] if given.peers == list(PEERS) else [",".join(given.peers)]
+        some = [] if given.peers == list(LOOPS) else [",".join(given.peers)]
         with section(" ".join(["table.py", size, *some]), write=given.write):
             print(machine)
             print(f"{size}, {given.device}, {given.steps or STEPS[size]} steps:\n")
@@ -122,35 +98,23 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=(*STEPS, "all"), default="mlp")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, help=f"by default {STEPS}")
-    parser.add_argument("--most-steps", type=int, default=300, help="of a slow peer that logs each step")
-    parser.add_argument("--log-every", type=lambda text: [int(part) for part in text.split(",")], default=[1, 50, 0])
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    add_write(parser)
-    given = parser.parse_args()
-    if unknown := [name for name in given.peers if name not in PEERS]:
-        parser.error(f"--peers {','.join(unknown)}: it takes {', '.join(PEERS)}")
+    options = parser(__doc__, repeats=5)
+    options.add_argument("--size", choices=(*STEPS, "all"), default="mlp")
+    options.add_argument("--steps", type=int, help=f"by default {STEPS}")
+    options.add_argument("--most-steps", type=int, default=300, help="of a slow peer that logs each step")
+    options.add_argument("--log-every", type=lambda text: [int(part) for part in text.split(",")], default=[1, 50, 0])
+    options.add_argument("--peers", type=lambda text: text.split(","), default=list(LOOPS))
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--threads", type=int, default=1)
+    given = options.parse_args()
+    if unknown := [name for name in given.peers if name not in LOOPS]:
+        options.error(f"--peers {','.join(unknown)}: it takes {', '.join(LOOPS)}")
     return given
 
 
 def rows_of(peers: list[Peer], every: int, device: str) -> list[Row]:
-    return [
-        (peer, every)
-        for peer in peers
-        if peer.only_logged in (None, every) and device.startswith(peer.only_on) and find_spec(peer.package)
-    ]
-
-
-def orders(names: Iterable[T], repeats: int) -> list[list[T]]:
-    """Return the order of each turn: each starts with another peer, as the first one of a turn was measured too slow (issue 7)."""
-    each = list(dict.fromkeys(names))
-    starts = [number * len(each) // repeats for number in range(repeats)]
-    return [each[start:] + each[:start] for start in starts]
+    there = [peer for peer in peers if device.startswith(peer.only_on) and find_spec(peer.package)]
+    return [(peer, every) for peer in there if peer.only_logged in (None, every)]
 
 
 def turn(order: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
@@ -184,13 +148,12 @@ def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
             continue
         results = [found[row] for found in turns]
         steps = [step_us(result) for result in results]
-        ratios = [step_us(found[row]) / step_us(found[REFERENCE, 0]) for found in turns]
+        ratio = median_ratio(steps, [step_us(found[REFERENCE, 0]) for found in turns])
         cells = [
             row[0].name,
             logged(row),
-            f"{statistics.median(steps):,.0f}",
-            f"{min(steps):,.0f} to {max(steps):,.0f}",
-            f"{statistics.median(ratios):.2f}",
+            spread(steps, ",.0f"),
+            f"{ratio:.2f}",
             f"{results[-1]['points']:,}",
             f"{statistics.median(result['loss'] for result in results):.3f}",
             f"{statistics.median(r['seconds'] - (r['seconds_steady'] or 0) for r in results):.2f}",
@@ -203,11 +166,11 @@ def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
 
 def short(turns: list[dict[Row, Result]]) -> list[str]:
     """Return README's table, or nothing if a row was not measured in every turn."""
-    if not all((PEERS[name], every) in found for name in SHORT for every in SHORT_EVERY for found in turns):
+    if not all((LOOPS[name], every) in found for name in SHORT for every in SHORT_EVERY for found in turns):
         return []
     heads = [f"µs per step, {logged((REFERENCE, every))} logged | points in MLflow" for every in SHORT_EVERY]
     lines = [f"| loop | {' | '.join(heads)} |", "|---|" + "---|---|" * len(SHORT_EVERY)]
-    for peer in map(PEERS.__getitem__, SHORT):
+    for peer in map(LOOPS.__getitem__, SHORT):
         cells = [peer.name]
         for every in SHORT_EVERY:
             results = [found[peer, every] for found in turns]
@@ -226,27 +189,6 @@ def step_us(result: Result) -> float:
     if result["seconds_steady"] is None:
         return result["seconds"] / result["num_steps"] * 1e6
     return result["seconds_steady"] / result["num_steps_steady"] * 1e6
-
-
-def header(repeats: int, threads: int, *, packages: tuple[str, ...] = PACKAGES) -> str:
-    versions = ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(packages))
-    machine = f"{platform.machine()}, {os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}"
-    return f"{machine}; {versions}; {threads} thread(s); n = {repeats}, in turns\n"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "of unknown version"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-GPU = Path(__file__).parent / "gpu"
 GIB = 2**30
 
 
-@pytest.fixture
-def gpu(bench, monkeypatch):
-    """Import a module of tests/bench/gpu."""
-    monkeypatch.syspath_prepend(str(GPU))
-    return bench
-
-
 @pytest.mark.slow
-def test_parts_in_short_form_print_tables(gpu, warm, device, monkeypatch, capfd):
+def test_parts_in_short_form_print_tables(bench, warm, device, monkeypatch, capfd):
     """In this process; the runs are forked, as new processes would load everything again."""
-    parts = gpu("parts")
+    parts = bench("parts")
 
     def start(command, *, cwd, env=None, **_):
         streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
@@ -50,8 +40,8 @@ def test_parts_in_short_form_print_tables(gpu, warm, device, monkeypatch, capfd)
     assert [name for name, table in tables.items() if len(table.splitlines()) < 3] == []
 
 
-def test_commands_of_other_parts_are_understood(gpu, monkeypatch):
-    run, tables = gpu("run"), gpu("table")
+def test_commands_of_other_parts_are_understood(bench, monkeypatch):
+    run, tables = bench("run"), bench("table")
     for command in run.commands("tables", "cpu", is_short=True):
         monkeypatch.setattr(sys, "argv", command[command.index("tests/bench/table.py") :])
         assert tables.arguments().peers == ["limit", "ours"]
@@ -60,40 +50,38 @@ def test_commands_of_other_parts_are_understood(gpu, monkeypatch):
     assert word in (run.ROOT / file).read_text()
 
 
-def test_part_at_its_time_limit_keeps_output(gpu, monkeypatch, tmp_path, capfd):
-    run = gpu("run")
-    endless = "import subprocess, time; print('| a row |', flush=True); subprocess.run(['sleep', '600'])"
-    monkeypatch.setattr(run, "commands", lambda *given, **more: [[sys.executable, "-c", endless]])
+def test_part_at_its_time_limit_keeps_output(bench, monkeypatch, tmp_path, capfd):
+    run = bench("run")
+    endless = ["sh", "-c", "echo '| a row |'; sleep 600"]
+    monkeypatch.setattr(run, "commands", lambda *given, **more: [endless])
     monkeypatch.setattr(run, "PLACE", tmp_path)
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     for name in ("PYTHONPATH", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE"):
         monkeypatch.setenv(name, "")  # restored at the end
-    monkeypatch.setitem(run.SECONDS, "smoke", 8)
+    monkeypatch.setitem(run.SECONDS, "smoke", 6)
     monkeypatch.setattr(sys, "argv", ["run.py", "smoke"])
-    began = time.monotonic()
-    assert run.main() == 124 and time.monotonic() - began < 60
+    assert run.main() == 124
     assert (tmp_path / "out" / "smoke.txt").read_text() == "| a row |\n"
     assert "| a row |" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "gib", "flops"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 79, 312e12),
-        ("NVIDIA A100-SXM4-40GB", 39, 312e12),
-        ("NVIDIA A10", 22, 125e12),
-        ("NVIDIA L4", 22, 121e12),
-        ("NVIDIA L40S", 44, 362e12),
-        ("NVIDIA H100 80GB HBM3", 79, 989e12),
-        ("NVIDIA H200", 139, 989e12),
-        ("NVIDIA GeForce RTX 3090", 23, 71e12),
-        ("NVIDIA H100 PCIe", 79, None),
-        ("NVIDIA A10G", 22, None),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4, None),
-        ("NVIDIA GeForce RTX 3090 Ti", 23, None),
-    ],
-)
-def test_data_sheet_is_of_the_named_device(gpu, name, gib, flops):
-    found = gpu("parts").data_sheet(name, gib * GIB)
+DEVICES = {
+    "NVIDIA A100-SXM4-80GB": (79, 312e12),
+    "NVIDIA A100-SXM4-40GB": (39, 312e12),
+    "NVIDIA A10": (22, 125e12),
+    "NVIDIA L40S": (44, 362e12),
+    "NVIDIA H100 80GB HBM3": (79, 989e12),
+    "NVIDIA H200": (139, 989e12),
+    "NVIDIA H100 PCIe": (79, None),
+    "NVIDIA A10G": (22, None),
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb": (4, None),
+    "NVIDIA GeForce RTX 3090 Ti": (23, None),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_data_sheet_is_of_the_named_device(name, bench):
+    gib, flops = DEVICES[name]
+    found = bench("parts").data_sheet(name, gib * GIB)
     assert (found and found.speeds.flops_per_second["bf16"]) == flops
     assert found is None or abs(found.memory_bytes / GIB - gib) < 2

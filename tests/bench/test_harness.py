@@ -1,4 +1,4 @@
-"""A script's --write: its output replaces its section, and nothing else on the page."""
+"""Commands in turns, and --write: a script's output replaces its section, and nothing else on the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OLD = "# Figures\n\n<!-- a.py -->\nold\n<!-- end -->\n\nwords\n\n<!-- a.py small
 
 @pytest.fixture
 def page(bench, tmp_path, monkeypatch):
-    module = bench("page")
+    module = bench("harness")
     monkeypatch.setattr(module, "PAGE", tmp_path / "README.md")
     module.PAGE.write_text(OLD)
     monkeypatch.setattr(sys, "argv", ["tests/bench/a.py", "--steps", "3 4", "--write"])
@@ -20,7 +20,7 @@ def page(bench, tmp_path, monkeypatch):
 
 def test_what_is_printed_is_shown_and_written(page, capsys):
     with page.section("a.py", write=True):
-        print(r"| x | 1\2 |")
+        page.row("x", r"1\2")
     assert capsys.readouterr().out == "| x | 1\\2 |\n"
     text = page.PAGE.read_text()
     made, _, rest = text.partition("<!-- a.py -->\n")[2].partition(":\n\n")
@@ -44,19 +44,19 @@ def test_page_new_section_is_last(page):
     assert page.PAGE.read_text().endswith("\n\nnew\n<!-- end -->\n")
 
 
-def test_readme_rows_exist_when_measured(bench):
-    table = bench("table")
-    rows = [(table.PEERS[name], every) for name in table.SHORT for every in table.SHORT_EVERY]
-    turns = [
-        {
-            row: {"seconds_steady": (place + turn) / 1e3, "num_steps_steady": 1, "points": 7}
-            for place, row in enumerate(rows, 1)
-        }
-        for turn in (0, 2)
-    ]
-    found = table.short(turns)
-    heads = "µs per step, every step logged | points in MLflow | µs per step, every 50 steps logged | points in MLflow"
-    assert found[0] == f"| loop | {heads} |"
-    assert found[2] == "| hand-written limit | 2,000 (1,000 to 3,000) | 7 | 3,000 (2,000 to 4,000) | 7 |"
-    assert len(found) == 2 + len(table.SHORT)
-    assert table.short([turns[0], {row: turns[1][row] for row in rows[1:]}]) == []
+def test_each_turn_begins_with_another(bench):
+    harness, measured = bench("harness"), []
+    found = harness.in_turns("abbc", 3, lambda name, turn: measured.append(name) or turn)
+    assert (measured, found) == ([*"abc", *"bca", *"cab"], {name: [0, 1, 2] for name in "abc"})
+    assert harness.orders("abcd", 2) == [[*"abcd"], [*"cdab"]]
+
+
+def test_ratio_is_of_the_same_turn(bench):
+    harness = bench("harness")
+    assert harness.median_ratio([5.0, 4.0, 12.0], [1.0, 2.0, 4.0]) == 3.0  # not 5 / 2
+    assert harness.spread([5.0, 4.0, 12.0], ".0f") == "5 | 4 to 12"
+
+
+def test_failed_command_shows_its_output(bench, tmp_path):
+    with pytest.raises(RuntimeError, match="it broke"):
+        bench("harness").timed([sys.executable, "-c", "raise SystemExit('it broke')"], tmp_path)

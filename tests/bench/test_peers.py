@@ -15,19 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-BENCH = Path(__file__).parent
-TOLD = {
-    "num_steps",
-    "seconds",
-    "seconds_steady",
-    "num_steps_steady",
-    "points",
-    "loss",
-    "peak_memory_bytes",
-    "import_seconds",
-}
+PEERS = Path(__file__).parent / "peers"
+TOLD = {"num_steps", "seconds", "seconds_steady", "num_steps_steady", "points", "loss", "peak_memory_bytes"}
+TOLD |= {"import_seconds"}
 #: file, required package, points per logged step
-PEERS = [
+CASES = [
     ("textbook.py", "torch", 2),
     ("limit.py", "torch", 2),
     ("limit.py --variant=graph", "torch", 2),
@@ -42,7 +34,7 @@ def told(tmp_path, empty_store, warm):
 
     def told(file: str, *words: str) -> dict[str, float]:
         shutil.copy(empty_store, tmp_path)
-        command = [sys.executable, str(BENCH / file), f"--store={tmp_path}/mlflow.db", *words]
+        command = [sys.executable, str(PEERS / file), f"--store={tmp_path}/mlflow.db", *words]
         quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"}
         streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         with warm.program(command, **streams, text=True, cwd=tmp_path, env=os.environ | quiet) as process:
@@ -54,7 +46,7 @@ def told(tmp_path, empty_store, warm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "package", "points"), PEERS, ids=[file for file, _, _ in PEERS])
+@pytest.mark.parametrize(("file", "package", "points"), CASES, ids=[file for file, _, _ in CASES])
 def test_peer_trains_logs_and_reports(file, package, points, told, device):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed here (pip install -c .constraints.txt -e '.[bench]')")
@@ -87,31 +79,21 @@ def test_bare_script_logs_each_step(told, tmp_path):
     np.savez(tmp_path / "rows.npz", x=draw.random((300, 64), np.float32), y=draw.integers(10, size=300))
     result = told("bare.py", "--data=rows.npz", "--steps=7")
     assert (result["num_steps"], result["points"]) == (7, 14)
-    assert result["seconds"] > 0
 
 
 @pytest.mark.parametrize("size", ["mlp", "cnn", "transformer"])
 def test_size_rows_fit_network(size, bench):
     work = bench("work")
-    asked = work.parsed([f"--size={size}", "--store=x"])
-    inputs, targets = work.tensors(asked)
-    model = work.network(asked)
+    given = work.parsed([f"--size={size}", "--steps=130", "--store=x"])
+    assert given.import_seconds > 1  # the import time of this test's process
+    inputs, targets = work.tensors(given)
+    model = work.network(given)
     assert model(inputs[:3]).shape == (3, 10)
     assert targets.unique().tolist() == list(range(10))
-    assert torch.equal(work.tensors(asked)[0], inputs)
-    assert all(map(torch.equal, work.network(asked).parameters(), model.parameters()))
-
-
-def test_epochs_are_permutations_of_requested_steps(bench):
-    work = bench("work")
-    asked = work.parsed(["--size=transformer", "--steps=130", "--store=x"])
-    rows = list(work.sampler(range(work.NUM_MADE_ROWS), asked))
-    assert len(rows) == 130 * 32
-    assert sorted(rows[: work.NUM_MADE_ROWS]) == list(range(work.NUM_MADE_ROWS))
-
-
-def test_imports_are_timed_from_process_start(bench):
-    assert bench("work").parsed(["--store=x"]).import_seconds > 1  # the import time of this test's process
+    assert torch.equal(work.tensors(given)[0], inputs)
+    assert all(map(torch.equal, work.network(given).parameters(), model.parameters()))
+    rows = list(work.sampler(range(500), given))
+    assert len(rows) == 130 * given.batch_size and sorted(rows[:500]) == list(range(500))
 
 
 def test_the_clock_leaves_out_the_first_steps(bench, monkeypatch):
@@ -127,51 +109,41 @@ def test_the_clock_leaves_out_the_first_steps(bench, monkeypatch):
     assert (clock.num_steps, clock.seconds, clock.seconds_steady) == (60, 5.5, 0.5)
 
 
-def result_of(**fields):
-    points = {"points": 0, "loss": 1.0, "process_seconds": 9.0, "peak_memory_bytes": 2**20}
-    return {**points, "num_steps": 100, "num_steps_steady": 50, **fields}
+RESULT = {"points": 0, "loss": 1.0, "process_seconds": 9.0, "peak_memory_bytes": 2**20, "num_steps": 100}
+RESULT |= {"num_steps_steady": 50, "seconds": 2.0, "seconds_steady": 1.0}
 
 
-def test_table_compares_with_limit_of_turn(bench):
-    table = bench("table")
-    peer = table.PEERS["textbook"]
-    seconds = [(1.0, 5.0), (2.0, 4.0), (4.0, 12.0)]  # of the limit and of the peer, in each turn
-    turns = [
-        {
-            (table.REFERENCE, 0): result_of(seconds=limit + 1, seconds_steady=limit),
-            (peer, 1): result_of(seconds=mine + 2, seconds_steady=mine),
-        }
-        for limit, mine in seconds
-    ]
-    head, _, line = table.table([(peer, 1)], turns)
-    cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
-    assert cells["logged"] == "every step"
-    assert cells["µs a step, median"] == "100,000"
-    assert cells["lowest to highest"] == "80,000 to 240,000"
-    assert cells["times the limit that logs nothing, median of the turns"] == "3.00"  # not 5 / 2
-    assert cells["first steps, s"] == "2.00"
-
-
-def test_failing_peer_is_reported_others_measured(bench, monkeypatch, capsys):
-    table = bench("table")
+@pytest.fixture
+def table(bench, monkeypatch):
+    """table.py, whose peers are measured at once; the textbook loop fails. Also the measured files, steps and intervals."""
+    module, measured = bench("table"), []
 
     def measure(file, words, threads):
+        measured.append((file, words["steps"], words["log-every"]))
         if file == "textbook.py":
             raise RuntimeError("it broke")
-        return result_of(seconds=2.0, seconds_steady=1.0)
+        return RESULT
 
-    monkeypatch.setattr(table, "measure", measure)
-    rows = [(table.PEERS[name], 50) for name in ("textbook", "ours")]
-    turns = [
-        table.turn(
-            [(table.REFERENCE, 0), *rows], "cnn", SimpleNamespace(steps=7, most_steps=300, device="cpu", threads=1)
-        )
-    ]
-    _, _, broken, whole = table.table(rows, turns)
+    monkeypatch.setattr(module, "measure", measure)
+    return module, measured
+
+
+def test_failing_peer_is_reported_others_measured(table, capsys):
+    module, measured = table
+    given = SimpleNamespace(steps=None, most_steps=300, device="cpu", threads=1)
+    rows = [(module.LOOPS[name], every) for name in ("ours", "textbook") for every in (1, 50)]
+    turn = module.turn([(module.REFERENCE, 0), *rows], "mlp", given)
+    head, _, _, whole, broken, _ = module.table(rows, [turn])
     assert "it broke" in capsys.readouterr().err
-    assert broken.startswith(f"| {rows[0][0].name} | every 50 steps | failed |")
-    assert whole.startswith("| runner | every 50 steps | 20,000 |")
-    assert broken.count("|") == whole.count("|")
+    assert broken.startswith(f"| {rows[2][0].name} | every step | failed |")
+    assert whole.startswith("| runner | every 50 steps | 20,000 | 20,000 to 20,000 | 1.00 |")
+    assert broken.count("|") == whole.count("|") == head.count("|")
+    # a slow peer that logs each step takes fewer
+    assert measured == [
+        ("limit.py", 2345, 0),
+        *(("ours.py", 2345, every) for every in (1, 50)),
+        *(("textbook.py", steps, every) for steps, every in ((300, 1), (2345, 50))),
+    ]
 
 
 def test_short_run_step_equals_whole(bench):
@@ -181,45 +153,25 @@ def test_short_run_step_equals_whole(bench):
 def test_rows_fit_installation_device_and_logging(bench, monkeypatch):
     table = bench("table")
     monkeypatch.setattr(table, "find_spec", lambda package: package != "lightning")
-    peers = [table.PEERS[name] for name in ("limit_compiled", "ours_graph", "textbook", "lightning")]
-    named = {
-        (device, every): [peer.name for peer, _ in table.rows_of(peers, every, device)]
-        for device in ("cpu", "cuda:0")
-        for every in (0, 1)
-    }
+    peers = [table.LOOPS[name] for name in ("limit_compiled", "ours_graph", "textbook", "lightning")]
+    cases = [(device, every) for device in ("cpu", "cuda:0") for every in (0, 1)]
     limit, graph, textbook = (peer.name for peer in peers[:3])
-    assert named == {
-        ("cpu", 0): [limit, textbook],
-        ("cpu", 1): [textbook],
-        ("cuda:0", 0): [limit, textbook],
-        ("cuda:0", 1): [graph, textbook],
-    }
-
-
-def test_each_turn_begins_with_another(bench):
-    orders = bench("table").orders
-    assert orders("abbc", 3) == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
-    assert orders("abcd", 2) == [["a", "b", "c", "d"], ["c", "d", "a", "b"]]
-    assert orders("ab", 5)[0] == ["a", "b"]
-
-
-def test_slow_peer_is_shortened(bench, monkeypatch):
-    table = bench("table")
-    asked = []
-
-    def measure(file, words, threads):
-        asked.append((file, words["steps"], words["log-every"]))
-        return result_of(seconds=2.0, seconds_steady=1.0)
-
-    monkeypatch.setattr(table, "measure", measure)
-    given = SimpleNamespace(steps=None, most_steps=300, device="cpu", threads=1)
-    rows = [(table.PEERS[name], every) for name in ("limit", "ours", "textbook") for every in (1, 0)]
-    table.turn(*table.orders([(table.REFERENCE, 0), *rows], 1), "mlp", given)
-    assert asked == [
-        ("limit.py", 2345, 0),
-        ("limit.py", 2345, 1),
-        ("ours.py", 2345, 1),
-        ("ours.py", 2345, 0),
-        ("textbook.py", 300, 1),
-        ("textbook.py", 2345, 0),
+    assert [[peer.name for peer, _ in table.rows_of(peers, every, device)] for device, every in cases] == [
+        [limit, textbook],
+        [textbook],
+        [limit, textbook],
+        [graph, textbook],
     ]
+
+
+def test_readme_rows_exist_when_measured(bench):
+    table = bench("table")
+    rows = [(table.LOOPS[name], every) for name in table.SHORT for every in table.SHORT_EVERY]
+    turns = [{row: RESULT | {"seconds_steady": seconds, "points": 7} for row in rows} for seconds in (1.0, 3.0)]
+    lines = table.short(turns)
+    heads = "µs per step, every step logged | points in MLflow | µs per step, every 50 steps logged | points in MLflow"
+    assert lines[0] == f"| loop | {heads} |"
+    assert lines[2] == "| hand-written limit | 40,000 (20,000 to 60,000) | 7 | 40,000 (20,000 to 60,000) | 7 |"
+    assert len(lines) == 2 + len(table.SHORT)
+    del turns[1][rows[0]]
+    assert table.short(turns) == []

@@ -31,17 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python-version", default="3.12")
     given = parser.parse_args()
-    environment = {
-        "python_version": given.python_version,
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "os_name": "posix",
-    }
-    environment |= {
-        "platform_machine": "x86_64",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-    }
+    environment = {"python_version": given.python_version, "sys_platform": "linux", "platform_system": "Linux"}
+    environment |= {"os_name": "posix", "platform_machine": "x86_64"}
+    environment |= {"implementation_name": "cpython", "platform_python_implementation": "CPython"}
     newer = {"transformers"}  # requires other packages than the older version in the image
     present = set(PRESENT.split()).union(*(required(name, (), environment, newer) for name in PRESENT.split()))
     needed = required(PROJECT, EXTRAS, environment, present | set(NOT_NEEDED)) - {PROJECT}
@@ -76,19 +68,16 @@ def required(name: str, extras: tuple[str, ...], environment: dict[str, str], wi
             continue
         found.add(name)
         for need in map(Requirement, lines):
-            if need.marker is None or any(
-                need.marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
-            ):
+            places = ({**environment, "extra": extra} for extra in ("", *extras))
+            if need.marker is None or any(map(need.marker.evaluate, places)):
                 waiting.append((canonicalize_name(need.name), tuple(sorted(need.extras))))
     return found
 
 
 def download(names: list[str], series: str) -> bool:
     """Download wheels of the versions that are installed here; return whether every one has a wheel."""
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)] + [
-        "manylinux2014_x86_64",
-        "manylinux1_x86_64",
-    ]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
+    platforms += ["manylinux2014_x86_64", "manylinux1_x86_64"]
     there = ["--python-version", series, "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms)]
     return pip("download", names, *there, "-d", str(WHEELS)) == 0
 

@@ -30,7 +30,7 @@ import torch
 BENCH = Path(__file__).resolve().parents[1]
 ROOT = BENCH.parents[1]
 sys.path[:0] = [str(BENCH), str(ROOT)]
-from table import header  # noqa: E402
+from harness import RUNNER, environment, head, header, row  # noqa: E402
 from twins import Measured, train_cifar, train_gpt  # noqa: E402
 
 from runner.device.precision import set_float32  # noqa: E402
@@ -151,15 +151,6 @@ def composed(words: list[str]):
     return composed_with(composer([]), words)
 
 
-def row(*cells: object) -> None:
-    print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
-
-
-def head(*cells: str) -> None:
-    row(*cells)
-    print("|" + "---|" * len(cells), flush=True)
-
-
 def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:250]}"
 
@@ -174,13 +165,8 @@ def name_of(device: str) -> str:
 def smoke(asked: Asked) -> None:
     """Short runs of many kinds, several at a time, so their seconds are not measurements."""
     size, steps = ("[3,8,8]", 6) if asked.is_short else ("[3,32,32]", 300)
-    images = [
-        "data=synthetic",
-        "data.num_rows=2000",
-        f"data.shape={size}",
-        "train.batch_size=64",
-        f"train.num_steps={steps}",
-    ]
+    images = ["data=synthetic", "data.num_rows=2000", f"data.shape={size}", "train.batch_size=64"]
+    images += [f"train.num_steps={steps}"]
     cnn, rows = [*images, "model=cnn"], [*ROWS, "data.num_rows=2000", f"train.num_steps={steps}"]
     text = ["experiment=gpt_characters", f"data.path={SENTENCES}", f"train.num_steps={min(60, steps)}"]
     switches = ["train.clip_grad_norm=1.0", "train.ema_decay=0.99", "train.accumulate_steps=2", "scheduler=cosine"]
@@ -231,9 +217,8 @@ def smoke(asked: Asked) -> None:
         seconds = f"{time.perf_counter() - began:.0f}"
         if code or "metrics" not in found:
             return f"FAILED, exit code {code}", found.get("error") or found.get("so", ""), "", "", "", "", seconds
-        losses = [
-            f"{found['metrics'][key]:.5f}" if key in found["metrics"] else "" for key in ("train/loss", "val/loss")
-        ]
+        metrics = found["metrics"]
+        losses = [f"{metrics[key]:.5f}" if key in metrics else "" for key in ("train/loss", "val/loss")]
         reads, peak = found["host_reads"]["unexpected"], found["peak_memory_bytes"] / 2**20
         return found["status"], found["num_steps"], *losses, reads, f"{peak:.0f}", seconds
 
@@ -346,22 +331,11 @@ def groups(asked: Asked) -> None:
 
 def _group(name: str, words: list[str], asked: Asked) -> None:
     # a new interpreter: a sweep forks its jobs from a process that has no CUDA context
-    command = [
-        sys.executable,
-        "-m",
-        "runner",
-        "-m",
-        "model=mlp",
-        f"device={asked.device}",
-        *words,
-        "hydra.sweep.dir=sweep",
-    ]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [*RUNNER, "-m", "model=mlp", f"device={asked.device}", *words, "hydra.sweep.dir=sweep"]
+    streams = {"capture_output": True, "text": True, "check": False}
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        done = subprocess.run(
-            command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=folder, env=environment(None), **streams)
         seconds = time.perf_counter() - began
         jobs = [json.loads(each.read_text()) for each in sorted(Path(folder).glob("sweep/*/summary.json"))]
         notes = [line for log in Path(folder).glob("sweep/*/console.log") for line in log.read_text().splitlines()]

@@ -91,35 +91,14 @@ def commands(name: str, device: str, *, is_short: bool) -> list[list[str]]:
     if name == "tests":
         options = ["-v", "--tb=line", "-p", "device_tests", "-p", "no:cacheprovider", "-p", "no:benchmark"]
         if is_short:
-            return [
-                [
-                    *python,
-                    "-m",
-                    "pytest",
-                    *options,
-                    "--device",
-                    device,
-                    "tests/training/step/test_cuda_graphs.py",
-                    "-k",
-                    "refused",
-                ]
-            ]
+            file = "tests/training/step/test_cuda_graphs.py"
+            return [[*python, "-m", "pytest", *options, "--device", device, file, "-k", "refused"]]
         options += ["-n", "10", "--dist", "worksteal", "--timeout", "120", "--ignore", "tests/bench"]
         return [[*python, "-m", "pytest", *options, "--device", device, "tests"]]
     if name == "tables":
         peers = PEERS.get(device, EVERY_PEER)
-        table = [
-            *python,
-            "tests/bench/table.py",
-            "--device",
-            device,
-            "--repeats",
-            "1",
-            "--log-every",
-            "1,0",
-            "--peers",
-            peers,
-        ]
+        table = [*python, "tests/bench/table.py", "--device", device, "--repeats", "1", "--log-every", "1,0"]
+        table += ["--peers", peers]
         sizes = ("mlp",) if is_short else ("mlp", "cnn", "transformer")
         return [[*table, "--size", size, "--steps", "120" if is_short else "2345"] for size in sizes]
     return [[*python, str(HERE / "parts.py"), name, "--device", device, *(["--short"] if is_short else [])]]
@@ -144,18 +123,8 @@ def use_own_environment() -> None:
         # the packages of this Python, which may be a virtual environment
         lines = [f"import site; site.addsitedir({sysconfig.get_path(each)!r})" for each in ("purelib", "platlib")]
         (packages / "this_python.pth").write_text("\n".join(lines) + "\n")
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(python),
-            "install",
-            "-q",
-            "--no-index",
-            "--no-deps",
-            "--no-cache-dir",
-        ]
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
+        pip += ["--no-index", "--no-deps", "--no-cache-dir"]
         wheels = [str(wheel) for wheel in sorted(PLACE.glob("wheels/*.whl"))]
         subprocess.run([*pip, "--ignore-installed", *wheels], check=True)
         subprocess.run([*pip, "--no-build-isolation", "-e", str(ROOT)], check=True)

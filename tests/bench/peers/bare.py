@@ -1,6 +1,6 @@
 """The lower bound of a run's time: torch, MLflow, the same rows and steps, everything logged once at the end. One file.
 
-`python tests/bench/bare.py --data rows.npz --store mlflow.db`, rows.npz with x (N, 64) and y (N,).
+`python tests/bench/peers/bare.py --data rows.npz --store mlflow.db`, rows.npz with x (N, 64) and y (N,).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This project, by its command line, with the network and the data of all other peers.
 
---variant: any of all, compiled, graph, two (processes), joined with +. --words: more overrides for our command line. In addition
+--variant: any of all, compiled, graph, joined with +. --words: more overrides for our command line. In addition
 to the fields of every peer: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
 """
 
@@ -27,12 +27,7 @@ from work import LEARNING_RATE, SEED, Work, arguments, arrays, judged, peak_memo
 HERE = Path(__file__).parent
 PUBLISHER = "runner.tracking"
 WARM_STEPS = 100  # the journal has the time of each window's end; the times in between are interpolated
-SWITCHES = {
-    "all": "tracking.points=all",
-    "compiled": "train.compile=true",
-    "graph": "train.cuda_graph=true",
-    "two": "train.num_processes=2",
-}
+SWITCHES = {"all": "tracking.points=all", "compiled": "train.compile=true", "graph": "train.cuda_graph=true"}
 
 
 def main() -> None:
@@ -72,36 +67,22 @@ def prepare(work: Work, folder: Path) -> None:
 def words(work: Work, folder: Path) -> list[str]:
     """Return the arguments after `python -m runner`, without anything that the other peers do not do."""
     switches = [SWITCHES[name] for name in work.variant.split("+") if name]
-    return [
-        "data=arrays",
-        "model=net",
-        "data.path=rows.npz",
-        "data.val_fraction=0",
-        "data.test_fraction=0",
+    net = f"data=arrays data.path=rows.npz data.val_fraction=0 data.test_fraction=0 model=net seed={SEED}"
+    optimizer = f"optimizer=adam optimizer.lr={LEARNING_RATE} scheduler=constant train.num_steps={work.steps}"
+    train = f"train.batch_size={work.batch_size} metrics.every={work.log_every or 1} task.plots=false"
+    device = f"device={work.device} backends.cpu.num_threads={work.threads}"
+    tracking = f"tracking.uri={work.uri} tracking.log_model=false tracking.system_metrics=false"
+    flags = [
         f"data.float_inputs={str(work.size != 'transformer').lower()}",
-        "optimizer=adam",
-        f"optimizer.lr={LEARNING_RATE}",
-        "scheduler=constant",
-        "task.plots=false",
-        f"train.batch_size={work.batch_size}",
-        f"train.num_steps={work.steps}",
-        f"metrics.every={work.log_every or 1}",
-        f"backends.cpu.num_threads={work.threads}",
-        f"seed={SEED}",
-        f"device={work.device}",
-        f"tracking.uri={work.uri}",
         f"tracking.enabled={str(work.log_every > 0).lower()}",
-        "tracking.log_model=false",
-        "tracking.system_metrics=false",
         f"hydra.run.dir={folder}/run",
-        *switches,
-        *work.words,
     ]
+    return [*f"{net} {optimizer} {train} {device} {tracking}".split(), *flags, *switches, *work.words]
 
 
 def run(command: list[str], folder: Path) -> float:
     """Run the command in the folder; return the publisher's CPU seconds. Its output is shown if it fails."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
     output, publisher, cpu_seconds = folder / "output.txt", None, 0.0
     with (
         output.open("wb") as file,
@@ -127,7 +108,7 @@ def _publisher(pid: int) -> psutil.Process | None:
 
 def journal(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps, and the seconds since 1970 at which they had ended."""
-    sys.path.insert(0, str(HERE.parents[1]))
+    sys.path.insert(0, str(HERE.parents[2]))
     from runner.tracking.journal_reader import read_series
 
     steps, times_ms, _ = read_series(folder)["train/loss"]
