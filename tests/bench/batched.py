@@ -49,7 +49,7 @@ def _cells(words: list[str], swept: list[str], *, repeats: int) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
 
         def measure(way: str, turn: int) -> float:
-            return timed(commands[way], Path(place) / str(turn))[0]
+            return timed(commands[way], Path(place) / str(turn), threads=None)[0]
 
         walls = in_turns(commands, repeats, measure)
         last = Path(place) / str(repeats - 1)

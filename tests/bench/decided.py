@@ -127,7 +127,7 @@ def _sweeps(folder: Path) -> None:
     for name, words in SWEEPS.items():
         own = folder.resolve() / name.replace(":", "").replace(", ", "_").replace(" ", "_")
         if not (own / "report.json").exists():
-            timed([*RUNNER, "-m", *words, *rest, f"hydra.sweep.dir={own}"], ROOT)
+            timed([*RUNNER, "-m", *words, *rest, f"hydra.sweep.dir={own}"], ROOT, threads=None)
         metric, a, b = _values(json.loads((own / "report.json").read_text()))
         correlation = stats.pearsonr(a, b)
         low, high = correlation.confidence_interval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +19,7 @@ from contextlib import contextmanager, redirect_stdout
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
@@ -45,7 +47,7 @@ def environment(threads: int | None = 1) -> dict[str, str]:
     return {**os.environ, **quiet, **limit, "PYTHONPATH": paths}
 
 
-def timed(command: Sequence[str], folder: Path, *, threads: int = 1) -> tuple[float, str]:
+def timed(command: Sequence[str], folder: Path, *, threads: int | None = 1) -> tuple[float, str]:
     """Run a command in a folder. Returns its seconds and its output. Raises: RuntimeError if it fails."""
     folder.mkdir(exist_ok=True)
     began = time.perf_counter()
@@ -53,6 +55,15 @@ def timed(command: Sequence[str], folder: Path, *, threads: int = 1) -> tuple[fl
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
     return time.perf_counter() - began, done.stdout
+
+
+def summary_of(words: Sequence[str], *, threads: int | None = 1) -> dict[str, Any]:
+    """Return summary.json of an untracked run with these overrides, in a temporary directory and a separate process."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tests").symlink_to(ROOT / "tests")  # an experiment reads a text there
+        timed([*RUNNER, *words, "tracking.enabled=false", "hydra.run.dir=run"], Path(folder), threads=threads)
+        found: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
+    return found
 
 
 def orders(names: Iterable[T], repeats: int) -> list[list[T]]:
@@ -91,11 +102,12 @@ def head(*cells: str) -> None:
     print("|" + "---|" * len(cells), flush=True)
 
 
-def header(repeats: int, threads: int = 1, *, packages: Iterable[str] = PACKAGES) -> str:
+def header(repeats: int, threads: int | None = None, *, packages: Iterable[str] = PACKAGES) -> str:
     """Return the line of the machine, the versions and the number of turns."""
     versions = ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(packages))
     machine = f"{platform.machine()}, {os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}"
-    return f"{machine}; {versions}; {threads} thread(s); n = {repeats}, in turns\n"
+    limit = "" if threads is None else f"; {threads} thread(s)"
+    return f"{machine}; {versions}{limit}; n = {repeats}, in turns\n"
 
 
 def _version(name: str) -> str:

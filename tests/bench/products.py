@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 
-from page import add_write, section
-from recipes import summary_of
-from table import header, orders
+from harness import head, header, in_turns, median_ratio, parser, row, section, summary_of
 
 ROWS = "data=synthetic data.num_rows=20000 data.shape=[1,16,16] data.val_fraction=0.01 data.test_fraction=0.01"
 RUNS = {
@@ -22,26 +19,23 @@ RUNS = {
 BY = {"MKL": "false", "oneDNN": "true"}
 
 
-def ms(words: str, by: str) -> float:
-    """Return the milliseconds per step of a run."""
-    found = summary_of(*words.split(), f"backends.cpu.onednn={BY[by]}", "device=cpu")
-    return 1000 / float(found["steps_per_second"])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    add_write(parser)
-    given = parser.parse_args()
+    options = parser(__doc__, repeats=3)
+    options.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    given = options.parse_args()
     with section("products.py", write=given.write):
         print(header(given.repeats, os.cpu_count() or 1, packages=("torch",)))
-        print("| a step of, ms | MKL | oneDNN | oneDNN / MKL |")
-        print("|---|---|---|---|", flush=True)
-        for name, words in RUNS.items():
-            turns = [{by: ms(words, by) for by in order} for order in orders(BY, given.repeats)]
-            mkl, onednn = (statistics.median(turn[by] for turn in turns) for by in BY)
-            print(f"| {name} | {mkl:.2f} | {onednn:.2f} | {onednn / mkl:.2f} |", flush=True)
+        head("a step of, ms", "MKL", "oneDNN", "oneDNN / MKL")
+        for name in given.only:
+            words = [*RUNS[name].split(), "device=cpu"]
+
+            def measure(by: str, turn: int, words: list[str] = words) -> float:
+                found = summary_of([*words, f"backends.cpu.onednn={BY[by]}"], threads=None)
+                return 1000 / float(found["steps_per_second"])
+
+            mkl, onednn = in_turns(BY, given.repeats, measure).values()
+            middle = (f"{statistics.median(each):.2f}" for each in (mkl, onednn))
+            row(name, *middle, f"{median_ratio(onednn, mkl):.2f}")
 
 
-if __name__ == "__main__":
-    main()
+main()

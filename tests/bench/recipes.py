@@ -6,21 +6,14 @@ optimizer=muon`.
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
-from pathlib import Path
 
-from harness import ROOT, RUNNER, head, header, parser, row, section, spread, timed
+from harness import head, header, parser, row, section, spread, summary_of
 
 
 def run(name: str, seed: int, words: list[str]) -> tuple[float, float, float]:
     """Return a run's test accuracy with the weights chosen by validation, their validation value, and its seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tests").symlink_to(ROOT / "tests")  # an experiment reads a text there
-        words = [f"experiment={name}", f"seed={seed}", *words, "tracking.enabled=false", "hydra.run.dir=run"]
-        timed([*RUNNER, *words], Path(folder))
-        found = json.loads((Path(folder) / "run" / "summary.json").read_text())
+    found = summary_of([f"experiment={name}", f"seed={seed}", *words], threads=None)
     return found["metrics"]["test/accuracy"], found["best"]["value"], found["seconds"]["total"]
 
 

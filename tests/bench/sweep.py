@@ -46,7 +46,7 @@ def main() -> None:
         head("way", "training, sum of the jobs", "wall", "ideal (training / slots)", "wall / ideal",
              "outside training, per job", "jobs a minute")  # fmt: skip
         for name, (commands, places) in ways.items():
-            wall = sum(timed(command, Path(folder), threads=1)[0] for command in commands)
+            wall = sum(timed(command, Path(folder), threads=None)[0] for command in commands)
             count, training = _training(Path(folder), places)
             assert count == given.jobs, f"{name}: {count} of {given.jobs} jobs finished with all their points in MLflow"
             slots = given.slots if name == several else 1

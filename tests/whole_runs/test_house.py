@@ -114,7 +114,7 @@ def test_packages_are_those_of_the_plan():
 def test_each_test_folder_has_a_package():
     folders = {path.relative_to(TESTS) for path in TESTS.rglob("*") if path.is_dir() and any(path.glob("test_*.py"))}
     missing = {str(folder) for folder in folders if not (HERE / folder / "__init__.py").is_file()}
-    assert missing == {"support", "bench", "whole_runs"}
+    assert missing == {"bench", "whole_runs"}
     assert {folder.parts[0] for folder in folders} >= ROOMS
 
 
