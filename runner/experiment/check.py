@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -42,8 +41,11 @@ def check_here(cfg: DictConfig, *, context: RunContext = RunContext()) -> Checke
     Raises: RunnerError with every error.
     """
     hardware = probe()
-    choice = check(cfg, hardware, choice=context.device, has_pruner=context.trial is not None)
-    devices, _ = devices_of(cfg, hardware, choice, has_slot=context.device is not None)
+    choice, has_slot = check(cfg, hardware, choice=context.device), context.device is not None
+    devices, num = devices_of(cfg, hardware, choice, has_slot=has_slot)
+    slot = choice.device if has_slot and rank_here(os.environ) is None else None
+    has_pruner = context.trial is not None
+    rules.check(cfg, rules.Situation(device=choice.device, num_processes=num, slot=slot, has_pruner=has_pruner))
     return Checked(hardware, devices)
 
 
@@ -72,16 +74,13 @@ def devices_of(
     return (choice,), count
 
 
-def check(
-    cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None, has_pruner: bool | None = None
-) -> Choice:
+def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
     """Check everything that is known before any work, set `train.precision=auto`, and return the device and the reason for it.
 
     Args:
         cfg: The composed configuration.
         hardware: None for a sweep's job on another machine.
         choice: The device, if a sweep has chosen it.
-        has_pruner: Whether a search may end the run early; None: not known.
 
     Raises:
         RunnerError: With every error.
@@ -106,7 +105,7 @@ def check(
         + hook_problems(cfg)
         + turn_problems(cfg)
         + metric_problems(cfg)
-        + rules.clashes(cfg, replace(_situation(cfg, hardware, choice, is_fixed=is_fixed), has_pruner=has_pruner))
+        + rules.clashes(cfg, _situation(cfg, hardware, choice, is_fixed=is_fixed))
     )
     if not any(OPTIMIZER_KEYS.search(fault.source) for fault in problems):
         has_schedule = not any(SCHEDULE_KEYS.search(fault.source) for fault in problems)
@@ -124,8 +123,7 @@ def _situation(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None
     num = None
     with suppress(RunnerError, TypeError, ValueError):  # an error in these settings is reported by the checks of each
         num = devices_of(cfg, hardware, choice, has_slot=is_fixed)[1] if hardware is not None else None
-    slot = choice.device if is_fixed and rank_here(os.environ) is None else None
-    return rules.Situation(device=choice.device, num_processes=num, slot=slot)
+    return rules.Situation(device=choice.device, num_processes=num)
 
 
 def _path_problems(cfg: DictConfig) -> list[Problem]:
