@@ -30,7 +30,14 @@ def sweep(tmp_path, monkeypatch):
 
 
 def config(name):
-    tracking = {"enabled": True, "uri": "sqlite:///mlflow.db", "grace_seconds": 0, "experiment": None, "trackers": []}
+    tracking = {
+        "enabled": True,
+        "uri": "sqlite:///mlflow.db",
+        "grace_seconds": 0,
+        "experiment": None,
+        "trackers": [],
+        "tensorboard": False,
+    }
     tracking |= {"tags": {"team": "vision", "paper": True}, "description": "ours"}
     return OmegaConf.create({"tracking": tracking, "data": {"name": name}, "name": None})
 

@@ -96,7 +96,10 @@ def test_skipped_step_changes_nothing_and_others_are_identical(name, clip):
 @pytest.fixture
 def own(own_folder):
     (own_folder / "my_nonfinite.py").write_text(PARTS)
-    for group, text in (("data", "_target_: my_nonfinite.rows\nbad: 1"), ("model", "_target_: my_nonfinite.Net\noutputs: 1")):
+    for group, text in (
+        ("data", "_target_: my_nonfinite.rows\nbad: 1"),
+        ("model", "_target_: my_nonfinite.Net\noutputs: 1"),
+    ):
         (own_folder / "conf" / group).mkdir(parents=True)
         (own_folder / "conf" / group / "own.yaml").write_text(text)
     return own_folder

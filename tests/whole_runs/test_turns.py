@@ -167,7 +167,7 @@ def test_the_recipe_draws_its_picture(own_folder, ink):
 @pytest.mark.skipif(sys.platform != "linux", reason="the runs are forked from one with torch, see test_stops.py")
 def test_turns_killed_after_each_step_end_identical(warm, tmp_path):
     """Kills in the middle of epochs, and in steps that one of the optimizers skips."""
-    script = Path(__file__).parents[1] / "support" / "stops.py"
+    script = Path(__file__).with_name("stops.py")
     words = [*SMALL, "data.num_rows=200", "train.num_steps=11", "scheduler=cosine", "train.ema_decay=0.9"]
     words += ["optimizer.turns.generator.every=3", "train.checkpoint_every_steps=2", "metrics.pull_every=4"]
     words = [word for number, word in enumerate(words) if word.partition("=")[0] not in " ".join(words[number + 1 :])]
