@@ -61,8 +61,9 @@ class Schedule:
     def scale(self, factor: float) -> None:
         """Multiply all rates that are still to come."""
         for each in (self.scheduler, *getattr(self.scheduler, "_schedulers", ())):
-            if hasattr(each, "base_lrs"):
-                each.base_lrs = [rate * factor for rate in each.base_lrs]
+            for name in ("base_lrs", "max_lrs"):
+                if hasattr(each, name):
+                    setattr(each, name, [rate * factor for rate in getattr(each, name)])
 
     def state_dict(self) -> dict[str, Any] | None:
         return self.scheduler.state_dict() if self.scheduler is not None else None
