@@ -74,6 +74,8 @@ def test_wrong_address_and_foreign_configuration_are_refused(own_folder, server,
     assert cli.main([*WORDS, "notify.url=xyzzy", "hydra.run.dir=out", "model.dropout=2"]) == 2
     said = capsys.readouterr().err
     assert "notify.url=http://127.0.0.1:8000" in said and "model.dropout" in said and "xyzzy" not in said
+    assert cli.main([*WORDS, "notify.url=http://127.0.0.1/xyzzy{"]) == 2  # no composition has noted it
+    assert "xyzzy" not in capsys.readouterr().err
     assert cli.main([*WORDS, "hydra.run.dir=out"]) == 0
     with Path("out/rerun.yaml").open("a") as file:
         file.write(f"notify:\n  url: {server.url}\n")
